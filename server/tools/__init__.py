@@ -1,0 +1,1 @@
+"""Load test, cache comparison and plots: clients of the server and of the public engine."""
