@@ -46,7 +46,7 @@ class AttentionBackend(Protocol):
     def write(self, cache: Tensor, slots: Tensor, new: Tensor) -> None:
         """Copy `new` (N, Hkv, D) to its `slots` of one layer's (blocks, block size, Hkv, D)."""
 
-    def attend(  # noqa: PLR0913 - the operands of attention
+    def attend(
         self,
         q: Tensor,
         keys: Tensor,
