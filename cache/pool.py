@@ -1,0 +1,86 @@
+"""KVCachePool: the keys and values of every request, in one tensor allocated once at start.
+
+It knows how many bytes a token takes and where a block lies. It never decides who owns a block:
+that is the business of KVCacheManager, which deals in integers only. The engine owns the pool.
+
+    storage  (2, L, blocks, block size, Hkv, D)
+
+                     block 0     block 1     block 2     block 3
+    keys,   layer 0  [padding]   [........]  [........]  [........]   one dot is one token:
+    keys,   layer 1  [padding]   [........]  [........]  [........]   Hkv heads of D numbers
+    values, layer 0  [padding]   [........]  [........]  [........]
+    values, layer 1  [padding]   [........]  [........]  [........]
+                                  ^ slot 8 = block 1 x block size 8 + offset 0
+
+A block id names the same column in every layer, for keys and for values, so one list of ids says
+where all of a request lives. Nothing is ever moved: a request grows by being given another
+column, and it ends by giving its columns back.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVCachePool:
+    """Keys and values of all layers, divided into blocks of a fixed number of tokens.
+
+    Args:
+        num_layers: Layers of the model, L.
+        num_blocks: Blocks in all; the first is the padding block, which no request is given.
+        block_size: Tokens in a block, a power of two.
+        num_kv_heads: Key/value heads of a layer, Hkv.
+        head_dim: Numbers in a head, D.
+        dtype: Type of the stored numbers.
+        device: Where the pool lives.
+
+    Raises:
+        ValueError: A size that cannot be, with the value given.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if num_blocks < 2:
+            raise ValueError(
+                f"num_blocks must be at least 2 (one is for padding), but is {num_blocks}"
+            )
+        if block_size < 1 or block_size & (block_size - 1):
+            raise ValueError(f"block_size must be a power of two, but is {block_size}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        # Zeros, not garbage: attention multiplies what it masks by 0, and 0 x NaN would be NaN.
+        self.storage = torch.zeros(
+            (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim),
+            dtype=dtype,
+            device=device,
+        )
+
+    def keys(self, layer: int) -> Tensor:
+        """The keys of one layer, (num_blocks, block_size, Hkv, D), as a view of the storage."""
+        return self.storage[0, layer]
+
+    def values(self, layer: int) -> Tensor:
+        """The values of one layer, (num_blocks, block_size, Hkv, D), as a view of the storage."""
+        return self.storage[1, layer]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole pool."""
+        return self.storage.nbytes
+
+    @staticmethod
+    def bytes_per_token(
+        num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
+        """Bytes that one token takes: a key and a value in every head of every layer."""
+        return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
