@@ -1,0 +1,30 @@
+"""EngineInfo: what the HTTP side may know about the loaded model; plain data, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """Facts that do not change while the engine lives."""
+
+    model_name: str
+    """The id under which clients ask for the model."""
+    root: str
+    """Where it was loaded from."""
+    architecture: str
+    dtype: str
+    device: str
+    num_parameters: int
+    vocab_size: int
+    max_model_len: int
+    """The longest sequence, prompt and answer together."""
+    num_cache_tokens: int
+    """Tokens that fit in the KV cache."""
+    block_size: int
+    num_threads: int
+    eos_token_ids: frozenset[int] = frozenset()
+    default_params: Mapping[str, float | int] = field(default_factory=dict)
+    """Sampling defaults that the checkpoint recommends, such as temperature and top_p."""
