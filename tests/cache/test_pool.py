@@ -24,7 +24,7 @@ def test_views_write_through_to_the_storage() -> None:
     pool = make_pool()
     pool.keys(1)[2, 3] = 1.0
     pool.values(2)[4, 0] = 2.0
-    expected = torch.zeros(2, 3, 5, 4, 2, 8, torch.bfloat16)
+    expected = torch.zeros(2, 3, 5, 4, 2, 8, dtype=torch.bfloat16)
     expected[0, 1, 2, 3] = 1.0
     expected[1, 2, 4, 0] = 2.0
     assert torch.equal(pool.storage, expected)

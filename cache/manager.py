@@ -1,0 +1,208 @@
+"""KVCacheManager: gives each request its Region of the pool, shares what is shared, takes it back.
+
+It deals in token ids, block ids and counts. It never touches a tensor and knows no requests: a
+caller shows it token ids and says how many of them are written. The engine owns it; only the
+scheduler calls it.
+
+Two requests with the same beginning, block size 4; lower case is a token, [ ] a block:
+
+    region A   [the cat sat on] [the mat .  It ] [was warm  .   .]    blocks 1 2 3
+    region B   [the cat sat on] [the mat .  It ] [had a  ball    ]    blocks 1 2 4
+                ^ indexed, held twice, never written again     ^ capacity 12, one token to spare
+
+Full blocks are indexed once they are written (`commit`), and only full blocks are shared. A
+request writes only behind what it shares, so a shared block cannot change under another reader.
+
+    tokens of a request    0 ........ cached ......... computed ......... known ...... capacity
+    whose keys and values  | others' work |    own work    | this step's  |   reserved  |
+    where they lie         | shared blocks | own blocks, taken at admission or by extend |
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache.blocks import BlockAllocator
+from cache.prefix import PrefixIndex
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Region:
+    """One request's share of the pool; made by `allocate`, empty after `release`.
+
+    Token i of the request lives in block `block_ids[i // block_size]` at offset i % block_size.
+    """
+
+    block_ids: list[int]
+    """The blocks in the order of the tokens."""
+    block_size: int
+    num_cached_tokens: int
+    """Tokens at the beginning that were found written: whole blocks, shared with others."""
+    digest: bytes
+    """The manager's: name of the last full block, from which the chain goes on."""
+    num_committed_blocks: int
+    """The manager's: full blocks that are named so far."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the region has room for."""
+        return len(self.block_ids) * self.block_size
+
+
+class KVCacheManager:
+    """The books of the cache: who holds which block, and what can be shared.
+
+    Args:
+        num_blocks: Blocks of the pool, the padding block included.
+        block_size: Tokens in a block.
+        prefix_caching: Whether regions may share what earlier ones have written.
+    """
+
+    def __init__(self, *, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+        self.num_blocks = num_blocks - 1
+        """Blocks that regions can have: all but the padding block."""
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self._index = PrefixIndex(block_size)
+        self._blocks = BlockAllocator(num_blocks, on_evict=self._index.forget)
+        self._regions: set[Region] = set()
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds; some still contain what a later request may share."""
+        return self._blocks.num_available
+
+    @property
+    def usage(self) -> float:
+        """The held part of the pool, from 0 to 1."""
+        return 1 - self.num_free_blocks / self.num_blocks
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that a region could hold if it were alone."""
+        return self.num_blocks * self.block_size
+
+    def can_allocate(self, num_tokens: int) -> bool:
+        """Whether a region for `num_tokens` fits now, even if it can share nothing."""
+        return self._blocks_for(num_tokens) <= self.num_free_blocks
+
+    def num_matching_tokens(self, token_ids: Sequence[int], *, salt: str = "") -> int:
+        """How many tokens `allocate` would find cached at this moment."""
+        return len(self._match(token_ids, salt=salt, use_prefix=True)[0]) * self.block_size
+
+    def allocate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        num_tokens: int | None = None,
+        salt: str = "",
+        use_prefix: bool = True,
+        reserve: int = 0,
+    ) -> Region | None:
+        """Make a region that shares the cached beginning of `token_ids` and has room for the rest.
+
+        At least one token is left to compute, because its logits are what the caller is after:
+        a prompt that is cached to the end of its last block gives up that block.
+
+        Args:
+            token_ids: The tokens known so far, at least one.
+            num_tokens: Tokens to make room for; all of `token_ids` if None.
+            salt: Only regions of equal salts share.
+            use_prefix: Whether to share at all; what is written here can be shared either way.
+            reserve: Blocks that must remain available afterwards.
+
+        Returns:
+            The region, or None, and nothing changed, if it does not fit.
+        """
+        if not token_ids:
+            raise ValueError("token_ids must hold at least 1 token, but is empty")
+        cached, digest = self._match(token_ids, salt=salt, use_prefix=use_prefix)
+        needed = self._blocks_for(len(token_ids) if num_tokens is None else num_tokens)
+        num_new = max(needed - len(cached), 0)
+        # Sharing a reusable block takes it from what is available, just as a new one does.
+        num_revived = sum(map(self._blocks.is_reusable, cached))
+        if num_new + num_revived + reserve > self._blocks.num_available:
+            return None
+        self._blocks.share(cached)  # first, so that making room for the rest cannot evict them
+        new = self._blocks.take(num_new)
+        assert new is not None, "counted above"
+        region = Region(
+            block_ids=cached + new,
+            block_size=self.block_size,
+            num_cached_tokens=len(cached) * self.block_size,
+            digest=digest,
+            num_committed_blocks=len(cached),
+        )
+        self._regions.add(region)
+        return region
+
+    def extend(self, region: Region, num_tokens: int) -> bool:
+        """Make the region hold `num_tokens` in all; False, and nothing changed, if it cannot."""
+        self._check_live(region)
+        num_new = self._blocks_for(num_tokens) - len(region.block_ids)
+        if num_new <= 0:
+            return True
+        new = self._blocks.take(num_new)
+        if new is None:
+            return False
+        region.block_ids += new
+        return True
+
+    def commit(self, region: Region, token_ids: Sequence[int], num_computed: int) -> None:
+        """Learn that the first `num_computed` of `token_ids` are written: index the full blocks."""
+        self._check_live(region)
+        assert num_computed <= min(len(token_ids), region.capacity), "written where nothing was"
+        if not self.prefix_caching:
+            return
+        for i in range(region.num_committed_blocks, num_computed // self.block_size):
+            content = token_ids[i * self.block_size : (i + 1) * self.block_size]
+            region.digest = self._index.chain(region.digest, content)
+            self._index.insert(region.digest, region.block_ids[i])
+            region.num_committed_blocks = i + 1
+
+    def release(self, region: Region) -> None:
+        """Take back all blocks of a region, which is empty from then on.
+
+        Raises:
+            ValueError: The region was released before.
+        """
+        self._check_live(region)
+        self._regions.remove(region)
+        # Last block first: as the oldest it is evicted first, and a beginning outlives what
+        # follows, which could not be found without it.
+        for block_id in reversed(region.block_ids):
+            self._blocks.release(block_id, reusable=block_id in self._index)
+        region.block_ids = []
+
+    def reset_prefix_cache(self) -> None:
+        """Forget everything that could be shared; regions in use are not disturbed."""
+        self._blocks.free_reusable()
+        self._index.clear()
+
+    def check_integrity(self) -> None:
+        """Assert that free + held + reusable = total and that each count equals its holders.
+
+        It takes time in proportion to the pool, so it is for tests and for a quiet moment.
+        """
+        holders = Counter(block_id for region in self._regions for block_id in region.block_ids)
+        self._blocks.check_integrity(holders)
+        self._index.check_integrity()
+        unheld = [block_id for block_id in self._index if self._blocks.num_holders(block_id) == 0]
+        assert all(map(self._blocks.is_reusable, unheld)), "a free block is still indexed"
+        assert len(unheld) == self._blocks.num_reusable, "a reusable block is not indexed"
+
+    def _match(
+        self, token_ids: Sequence[int], *, salt: str, use_prefix: bool
+    ) -> tuple[list[int], bytes]:
+        # The last token is not looked up: it is the one that must be computed.
+        searched = token_ids[:-1] if use_prefix and self.prefix_caching else ()
+        return self._index.match(searched, salt=salt)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _check_live(self, region: Region) -> None:
+        if region not in self._regions:
+            raise ValueError("region is not in use: it was released, or is another manager's")
