@@ -1,0 +1,131 @@
+"""ModelConfig: what a decoder-only Transformer is made of, whatever file it came from.
+
+Reads config.json (Hugging Face layout) and GGUF metadata. What is not supported is refused with
+the field's name, its value and what would be accepted; nothing is guessed and nothing ignored
+that would change a result. Never opens a file, never touches a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from model.errors import ConfigError
+from model.fields import Fields
+from model.gguf_config import GGUF_FAMILIES
+from model.hf_config import HF_FAMILIES
+from model.rotary import RotaryConfig
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The shape of a model and the choices its family made; equal for equal models."""
+
+    architecture: str
+    """The family: llama, mistral, qwen2, qwen3, gemma3_text or gpt2."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    """Width of the hidden layer of the MLP."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    """Key/value heads, each shared by num_heads / num_kv_heads query heads."""
+    head_dim: int
+    max_position_embeddings: int
+    """Longest context; no position at or beyond it may be asked for."""
+    windows: tuple[int | None, ...]
+    """For each layer how many of the last tokens a query sees, its own included; None is all."""
+    rotaries: tuple[RotaryConfig | None, ...]
+    """For each layer how queries and keys are turned; None is not at all."""
+    attention_scale: float
+    """Factor of the attention scores."""
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-6
+    activation: Activation = "silu"
+    gated_mlp: bool = True
+    """Whether the MLP multiplies its hidden layer by an activated gate."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """Whether o_proj has a bias."""
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """Whether each query and key head is normalised before it is turned."""
+    sandwich_norms: bool = False
+    """Whether the outputs of attention and MLP are normalised too, before they are added."""
+    learned_positions: bool = False
+    """Whether a trained vector for each position is added to the embeddings."""
+    tie_word_embeddings: bool = False
+    """Whether the embedding matrix also computes the logits; then there is no lm_head."""
+    embedding_scale: float = 1.0
+    """Factor of the token embeddings as they enter the first layer."""
+    weights_dtype: Dtype = "bfloat16"
+    """What the file suggests for its matrices; float16 files are read as bfloat16."""
+
+    def __post_init__(self) -> None:
+        """Check what one field says about another."""
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"The number of attention heads is {self.num_heads}; "
+                f"expected a multiple of the {self.num_kv_heads} key/value heads."
+            )
+        if self.head_dim % 2 and any(self.rotaries):
+            raise ConfigError(f"head_dim is {self.head_dim}; expected an even number for rotary.")
+        for rotary in self.rotaries:
+            factors = rotary.frequency_factors if rotary else ()
+            if factors and len(factors) != self.head_dim // 2:
+                raise ConfigError(
+                    f"rope_freqs.weight has {len(factors)} values; "
+                    f"expected {self.head_dim // 2}, half the head size."
+                )
+        assert len(self.windows) == len(self.rotaries) == self.num_layers
+
+    @staticmethod
+    def from_hf(config: Mapping[str, object]) -> ModelConfig:
+        """Read the content of a config.json.
+
+        Args:
+            config: The parsed JSON. A multimodal gemma3 is read as its text part.
+
+        Raises:
+            ConfigError: A field is missing, malformed, or asks for what is not supported.
+        """
+        fields = Fields(config)
+        if fields.get("model_type") == "gemma3":
+            fields = fields.within("text_config")
+        family = HF_FAMILIES[fields.text("model_type", known=HF_FAMILIES)]
+        return family(fields, ModelConfig)
+
+    @staticmethod
+    def from_gguf(
+        metadata: Mapping[str, object],
+        *,
+        tied_output: bool,
+        frequency_factors: Sequence[float] = (),
+    ) -> ModelConfig:
+        """Read the metadata of a GGUF file.
+
+        Args:
+            metadata: Plain Python values by their full keys.
+            tied_output: Whether the file has no tensor output.weight.
+            frequency_factors: The values of the tensor rope_freqs.weight, if there is one.
+
+        Raises:
+            ConfigError: A key is missing, malformed, or asks for what is not supported.
+        """
+        architecture = Fields(metadata).text("general.architecture", known=GGUF_FAMILIES)
+        config = GGUF_FAMILIES[architecture](
+            Fields(metadata, prefix=f"{architecture}."),
+            ModelConfig,
+            frequency_factors=tuple(float(factor) for factor in frequency_factors),
+        )
+        is_float32 = metadata.get("general.file_type") == 0
+        return replace(
+            config,
+            tie_word_embeddings=tied_output,
+            weights_dtype="float32" if is_float32 else "bfloat16",
+        )
