@@ -54,7 +54,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = NO_BIAS
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: NO_BIAS)
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     include_stop_str_in_output: bool = False
