@@ -28,21 +28,18 @@ COUNT_LIMIT = 2**16
 """Metadata keys, and tensors."""
 MAX_DIMENSIONS = 4
 
-SUPPORTED_TYPES = frozenset(
-    GGMLQuantizationType[name]
-    for name in [
-        "F32",
-        "F16",
-        "BF16",
-        "Q8_0",
-        "Q4_0",
-        "Q4_1",
-        "Q5_0",
-        "Q5_1",
-        "Q4_K",
-        "Q5_K",
-        "Q6_K",
-    ]
+SUPPORTED_TYPES = (
+    GGMLQuantizationType.F32,
+    GGMLQuantizationType.F16,
+    GGMLQuantizationType.BF16,
+    GGMLQuantizationType.Q8_0,
+    GGMLQuantizationType.Q4_0,
+    GGMLQuantizationType.Q4_1,
+    GGMLQuantizationType.Q5_0,
+    GGMLQuantizationType.Q5_1,
+    GGMLQuantizationType.Q4_K,
+    GGMLQuantizationType.Q5_K,
+    GGMLQuantizationType.Q6_K,
 )
 
 _HEADER = Struct("<4sIQQ")
@@ -216,15 +213,12 @@ class _BoundedReader(GGUFReader):
                 f"tensor {field.name} has the dimensions {shape[:8]}; "
                 f"expected 1 to {MAX_DIMENSIONS} positive ones"
             )
-        number = int(raw_type[0])
-        known = number in GGMLQuantizationType.__members__.values()
-        if not known or GGMLQuantizationType(number) not in SUPPORTED_TYPES:
-            name = GGMLQuantizationType(number).name if known else f"number {number}"
+        qtype = GGMLQuantizationType(int(raw_type[0]))
+        if qtype not in SUPPORTED_TYPES:
             raise ValueError(
-                f"tensor {field.name} has the type {name}; "
-                f"supported are {', '.join(sorted(qtype.name for qtype in SUPPORTED_TYPES))}"
+                f"tensor {field.name} has the type {qtype.name}; "
+                f"supported are {', '.join(qtype.name for qtype in SUPPORTED_TYPES)}"
             )
-        qtype = GGMLQuantizationType(number)
         num_bytes = math.prod(shape[:-1]) * row_bytes(qtype, shape[-1])
         begin = start + int(offset[0])
         if begin + num_bytes > self.data.size:
