@@ -1,0 +1,246 @@
+"""Attention: the readable definition, and the causal multi-head layer built around it.
+
+`scaled_dot_product_attention` is the reference: every form in one page of plain tensor
+operations, fully differentiable, returning its weights. `CausalMultiHeadAttention` is the layer of
+a language model. It owns its projections and norms, and knows no cache layout: it hands new keys
+and values to a CacheView and asks it to attend, or uses the reference when there is no cache.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cache.view import CacheView
+from model.config import ModelConfig
+from model.layers import Linear, RMSNorm, RotaryEmbedding
+
+
+def scaled_dot_product_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    key_lengths: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    training: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Let each query take the mean of the values, weighted by how well it matches their keys.
+
+        weights = softmax(scale * q k^T), over the keys that may be seen;  output = weights v
+
+    This is Vaswani et al., "Attention Is All You Need", section 3.2 (arXiv:1706.03762). Leading
+    axes are optional: (T, D) is one head, (H, T, D) several, (B, H, T, D) a batch of them. Self
+    attention takes q, k and v from one sequence, cross attention k and v from another.
+
+    The mask convention, here and everywhere: a boolean mask is True where a query MAY see a key;
+    a floating mask is added to the scores, and minus infinity hides a key. A key must pass every
+    restriction given. A query that may see no key has weights and output of zero, not NaN.
+
+    Args:
+        q: (..., H, T, D) queries.
+        k: (..., Hkv, S, D) keys. If Hkv < H, each key head serves H / Hkv neighbouring query
+            heads (grouped-query attention, arXiv:2305.13245).
+        v: (..., Hkv, S, Dv) values.
+        mask: Broadcasts to (..., H, T, S); for padded batches (B, 1, 1, S) marks the real keys.
+        causal: No query sees a later key. The queries are the last T of the S positions, so that
+            query i stands at position S - T + i.
+        window: A query sees only keys less than this many positions away, its own included.
+        key_lengths: How many leading keys are real, one for each sequence: shape (B,), or in
+            general that of the leading axes.
+        scale: Factor of the scores; by default 1/sqrt(D).
+        dropout: Probability that a weight is set to zero, and the others enlarged to make up.
+        training: Whether dropout happens at all.
+
+    Returns:
+        The output (..., H, T, Dv), and the weights (..., H, T, S) that made it, in q's dtype.
+
+    Raises:
+        ValueError: The axes do not fit together, or an argument is out of its bounds.
+    """
+    _check_shapes(q, k, v)
+    _check_options(window=window, dropout=dropout)
+    k, v = _repeat_heads(q, k, v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    # Half precision is too coarse for scores; float64 stays what it is.
+    precise = torch.promote_types(q.dtype, torch.float32)
+    scores = (q.to(precise) @ k.to(precise).mT) * scale  # (..., H, T, S)
+    visible = _visible(scores, causal=causal, window=window, key_lengths=key_lengths)
+    if mask is not None:
+        _check_broadcast("mask", mask, scores)
+        if mask.dtype == torch.bool:
+            visible = visible & mask
+        else:
+            visible = visible & (mask != -torch.inf)
+            scores = scores + mask
+
+    # A finite filling keeps a wholly hidden row, and its gradient, free of NaN; the second
+    # filling then makes the row zero. Where anything is visible, exp() of the filling is 0 anyway.
+    scores = scores.masked_fill(~visible, torch.finfo(precise).min)
+    weights = scores.softmax(dim=-1).masked_fill(~visible, 0.0)
+    weights = F.dropout(weights, dropout, training=training)
+    return (weights @ v.to(precise)).to(q.dtype), weights.to(q.dtype)
+
+
+def _visible(
+    scores: Tensor, *, causal: bool, window: int | None, key_lengths: Tensor | None
+) -> Tensor:
+    """Return a boolean mask that broadcasts to scores (..., T, S), True where a key is seen."""
+    num_queries, num_keys = scores.shape[-2:]
+    key = torch.arange(num_keys, device=scores.device)  # (S,)
+    query = torch.arange(num_keys - num_queries, num_keys, device=scores.device)[:, None]  # (T, 1)
+    visible = torch.ones_like(query - key, dtype=torch.bool)  # (T, S)
+    if causal:
+        visible = visible & (key <= query)
+    if window is not None:
+        visible = visible & ((query - key).abs() < window)
+    if key_lengths is not None:
+        leading = scores.shape[:-2]
+        if key_lengths.shape != leading[: key_lengths.ndim]:
+            raise ValueError(
+                f"key_lengths has shape {tuple(key_lengths.shape)}; "
+                f"expected that of the leading axes of q, {tuple(leading)}, or their beginning"
+            )
+        lengths = key_lengths.reshape(*key_lengths.shape, *[1] * (scores.ndim - key_lengths.ndim))
+        visible = visible & (key < lengths)
+    return visible
+
+
+def _repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Repeat each key/value head for the query heads it serves."""
+    if q.ndim < 3 or q.shape[-3] == k.shape[-3]:
+        return k, v
+    group = q.shape[-3] // k.shape[-3]
+    return k.repeat_interleave(group, dim=-3), v.repeat_interleave(group, dim=-3)
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Say which two axes disagree, and their sizes."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.ndim < 2 or tensor.ndim != q.ndim:
+            raise ValueError(
+                f"{name} has {tensor.ndim} axes and q has {q.ndim}; "
+                "expected the same number, at least 2 (tokens, head size)"
+            )
+    pairs = [
+        ("the head size (last axis) of q", q.shape[-1], "that of k", k.shape[-1]),
+        ("the number of keys (axis -2 of k)", k.shape[-2], "of values (of v)", v.shape[-2]),
+    ]
+    if q.ndim > 2:
+        pairs.append(("the number of heads (axis -3) of k", k.shape[-3], "that of v", v.shape[-3]))
+    for axis in range(q.ndim - 3):
+        pairs.append((f"axis {axis} of q", q.shape[axis], "that of k", k.shape[axis]))
+        pairs.append((f"axis {axis} of k", k.shape[axis], "that of v", v.shape[axis]))
+    for first, size, second, other in pairs:
+        if size != other:
+            raise ValueError(f"{first} is {size}, but {second} is {other}")
+    if q.ndim > 2 and (k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]):
+        raise ValueError(
+            f"the number of heads (axis -3) of q is {q.shape[-3]}, "
+            f"which is no multiple of that of k, {k.shape[-3]}"
+        )
+
+
+def _check_options(*, window: int | None, dropout: float) -> None:
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}; expected at least 1, the query's own position")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {dropout}; expected at least 0 and below 1")
+
+
+def _check_broadcast(name: str, tensor: Tensor, scores: Tensor) -> None:
+    """Check that a mask stretches to (..., H, T, S) without making it larger."""
+    fits = tensor.ndim <= scores.ndim and all(
+        size in (1, wanted)
+        for size, wanted in zip(reversed(tensor.shape), reversed(scores.shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, which does not broadcast to the scores' "
+            f"(..., heads, queries, keys) = {tuple(scores.shape)}"
+        )
+
+
+class CausalMultiHeadAttention(nn.Module):
+    """Several heads of causal attention over one sequence or a ragged batch of them.
+
+    Args:
+        config: The model's configuration.
+        layer: Which layer this is; it selects the window and the place in the cache.
+        rotary: Turns queries and keys by their positions; None when the model does not.
+        dtype: Of the projection matrices.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        *,
+        rotary: RotaryEmbedding | None,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        hidden, head_dim = config.hidden_size, config.head_dim
+        self.layer = layer
+        self.head_dim = head_dim
+        self.scale = config.attention_scale
+        self.window = config.windows[layer]
+        self.rotary = rotary
+
+        def projection(num_heads: int) -> Linear:
+            return Linear(hidden, num_heads * head_dim, bias=config.qkv_bias, dtype=dtype)
+
+        self.q_proj = projection(config.num_heads)
+        self.k_proj = projection(config.num_kv_heads)
+        self.v_proj = projection(config.num_kv_heads)
+        self.o_proj = Linear(
+            config.num_heads * head_dim, hidden, bias=config.output_bias, dtype=dtype
+        )
+        self.q_norm = RMSNorm(head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(head_dim, eps=config.norm_eps) if config.qk_norm else None
+
+    def forward(self, x: Tensor, positions: Tensor, kv: CacheView | None = None) -> Tensor:
+        """Attend from each token to itself and the earlier tokens of its sequence.
+
+        Args:
+            x: (N, C) hidden states.
+            positions: (N,) where each token stands in its sequence.
+            kv: The cache, which knows whose tokens these are and holds what came before. None
+                means that the N tokens are one whole sequence.
+
+        Returns:
+            (N, C) in the dtype of x.
+        """
+        q = self._heads(self.q_proj(x), self.q_norm, positions)  # (N, H, D)
+        k = self._heads(self.k_proj(x), self.k_norm, positions)  # (N, Hkv, D)
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # (N, Hkv, D)
+        if kv is None:
+            heads, _ = scaled_dot_product_attention(
+                q.transpose(0, 1),
+                k.transpose(0, 1),
+                v.transpose(0, 1),
+                causal=True,
+                window=self.window,
+                scale=self.scale,
+            )
+            out = heads.transpose(0, 1)
+        else:
+            kv.update(self.layer, k, v)
+            out = kv.attend(self.layer, q, scale=self.scale, window=self.window)
+        projected: Tensor = self.o_proj(out.flatten(1))
+        return projected
+
+    def _heads(self, x: Tensor, norm: RMSNorm | None, positions: Tensor) -> Tensor:
+        """Split projections (N, heads x D) into heads (N, heads, D), normalised and turned."""
+        heads = x.unflatten(-1, (-1, self.head_dim))
+        if norm is not None:
+            heads = norm(heads)
+        if self.rotary is not None:
+            heads = self.rotary(heads, positions)
+        return heads

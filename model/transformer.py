@@ -1,0 +1,161 @@
+"""Transformer: token ids and positions in, logits out, for every supported family.
+
+The module tree is the name map of a checkpoint: model.layers.0.self_attn.q_proj.weight and so on,
+as in a Hugging Face llama; families that name things otherwise are renamed when they are read.
+Builds on the meta device. Holds weights only: the cache is handed in with each pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cache.view import CacheView
+from model import ops
+from model.attention import CausalMultiHeadAttention
+from model.config import ModelConfig
+from model.layers import MLP, Embedding, GatedMLP, LayerNorm, Linear, RMSNorm, RotaryEmbedding
+from model.rotary import RotaryConfig
+
+
+def _norm(config: ModelConfig) -> RMSNorm | LayerNorm:
+    make = RMSNorm if config.norm == "rms" else LayerNorm
+    return make(config.hidden_size, eps=config.norm_eps)
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); some families also norm what is added.
+
+    The names are those of the checkpoints, where post_attention_layernorm means two things: the
+    norm before the MLP, or, with `sandwich_norms`, the norm of what attention adds.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        *,
+        rotary: RotaryEmbedding | None,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        mlp = GatedMLP if config.gated_mlp else MLP
+        self.input_layernorm = _norm(config)
+        self.self_attn = CausalMultiHeadAttention(config, layer, rotary=rotary, dtype=dtype)
+        self.post_attention_layernorm = _norm(config)
+        self.pre_feedforward_layernorm = _norm(config) if config.sandwich_norms else None
+        self.post_feedforward_layernorm = _norm(config) if config.sandwich_norms else None
+        self.mlp = mlp(
+            config.hidden_size,
+            config.intermediate_size,
+            activation=config.activation,
+            bias=config.mlp_bias,
+            dtype=dtype,
+        )
+
+    def forward(self, x: Tensor, positions: Tensor, kv: CacheView | None) -> Tensor:
+        """Map x (N, C) to (N, C)."""
+        attended = self.self_attn(self.input_layernorm(x), positions, kv)
+        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
+            x = x + attended
+            hidden: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+            return hidden
+        x = x + self.post_attention_layernorm(attended)
+        added = self.mlp(self.pre_feedforward_layernorm(x))
+        return x + self.post_feedforward_layernorm(added)
+
+
+class Decoder(nn.Module):
+    """Embeddings, layers and the last norm: all but the output matrix."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embedding_scale = config.embedding_scale
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.position_embeddings = (
+            Embedding(config.max_position_embeddings, config.hidden_size, dtype=dtype)
+            if config.learned_positions
+            else None
+        )
+        tables: dict[RotaryConfig | None, RotaryEmbedding | None] = {
+            rotary: RotaryEmbedding(
+                rotary,
+                head_dim=config.head_dim,
+                num_positions=config.max_position_embeddings,
+            )
+            for rotary in set(config.rotaries)
+            if rotary is not None
+        }
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer, rotary=tables.get(rotary), dtype=dtype)
+            for layer, rotary in enumerate(config.rotaries)
+        )
+        self.norm = _norm(config)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, kv: CacheView | None) -> Tensor:
+        """Return the hidden states (N, C) before the last norm."""
+        x: Tensor = self.embed_tokens(input_ids)
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
+        if self.position_embeddings is not None:
+            x = x + self.position_embeddings(positions)
+        for layer in self.layers:
+            x = layer(x, positions, kv)
+        return x
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model.
+
+    Args:
+        config: What it is made of.
+        dtype: Of the matrices, by default what the configuration says. Norm weights and biases
+            are float32 always.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        if dtype is None:
+            dtype = torch.float32 if config.weights_dtype == "float32" else torch.bfloat16
+        self.config = config
+        self.model = Decoder(config, dtype=dtype)
+        self.lm_head = (
+            None
+            if config.tie_word_embeddings
+            else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv: CacheView | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the logits of the tokens that follow.
+
+        Args:
+            input_ids: (N,) int64 token ids of a flat batch.
+            positions: (N,) int64 positions of these tokens in their sequences, each below
+                config.max_position_embeddings.
+            kv: What may be written to the cache and seen of it. None takes the N tokens as one
+                whole sequence and computes everything differentiably.
+            rows: (R,) int64 which of the N rows are wanted; None is all of them.
+
+        Returns:
+            (R, V) float32 logits.
+        """
+        x = self.model(input_ids, positions, kv)
+        if rows is not None:
+            x = x.index_select(0, rows)
+        x = self.model.norm(x)
+        if self.lm_head is None:
+            return ops.linear(x, self.model.embed_tokens.weight).float()
+        logits: Tensor = self.lm_head(x)
+        return logits.float()
+
+    def reset_tables(self, device: torch.device) -> None:
+        """Make the rotary tables on a device; needed only after `to_empty` has emptied them."""
+        for module in self.modules():
+            if isinstance(module, RotaryEmbedding):
+                module.reset_tables(device)
