@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
-from server.engine import Engine
+from server.engine import Engine, LoadedEngine
 from server.engine_info import EngineInfo
 from server.errors import EngineDeadError
 from server.request import FinishReason, Request, RequestOutput
@@ -32,16 +32,6 @@ class EngineStatus(enum.Enum):
     READY = "ready"
     DRAINING = "draining"
     DEAD = "dead"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """An engine with what the event loop needs of its model."""
-
-    engine: Engine
-    info: EngineInfo
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
 
 
 @dataclass(frozen=True, slots=True)

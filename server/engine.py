@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cache.manager import KVCacheManager
 from cache.pool import KVCachePool
+from model.chat_template import ChatTemplate
 from model.loader import LoadedModel, ProgressCallback, load_model, resolve_model
 from model.ops import attention_backend
+from model.tokenizer import Tokenizer
 from server.cache_plan import CachePlan, plan_cache
+from server.config import EngineConfig
 from server.engine_info import EngineInfo
 from server.output_processor import OutputProcessor
 from server.request import Request, RequestOutput, SamplingParams, TokenLogprob
@@ -25,9 +28,6 @@ from server.resources import available_memory, cpu_count
 from server.runner import ModelRunner
 from server.sampler import Sampler, SamplerOutput
 from server.scheduler import Batch, ScheduledRequest, Scheduler
-
-if TYPE_CHECKING:
-    from server.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,9 @@ class Engine:
             self._score_prompt(entry, first_row, hidden)
             prompt_done = request.num_computed_tokens >= request.num_prompt_tokens
             if request.params.max_tokens == 0 and prompt_done:
-                finished.append(self._finish(request, self._output_processor.finish_scoring(request)))
+                finished.append(
+                    self._finish(request, self._output_processor.finish_scoring(request))
+                )
         return finished
 
     def _score_prompt(self, entry: ScheduledRequest, first_row: int, hidden: Tensor) -> None:
@@ -154,3 +156,104 @@ class Engine:
     def _forget(self, request_id: str) -> None:
         self._output_processor.forget(request_id)
         self._sampler.forget(request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine with what the event loop needs of its model."""
+
+    engine: Engine
+    info: EngineInfo
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = None) -> LoadedEngine:
+    """Load the model, plan and allocate its cache, and warm up.
+
+    Args:
+        config: What to load and how to run it.
+        progress: Told how much of the weights is loaded.
+
+    Raises:
+        ConfigurationError: The options do not fit together, the model or this machine.
+        ModelError: The checkpoint cannot be found, read or served.
+    """
+    num_threads = config.threads or cpu_count()
+    torch.set_num_threads(num_threads)
+    loaded = load_model(
+        resolve_model(config.model), dtype=config.dtype, device=config.device, progress=progress
+    )
+    pool, plan = _allocate_cache(loaded, config)
+    logger.info(plan.describe())
+    manager = KVCacheManager(
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        prefix_caching=config.prefix_caching,
+    )
+    limits = {
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_model_len": plan.max_model_len,
+    }
+    engine = Engine(
+        Scheduler(manager, **limits),
+        ModelRunner(loaded.model, pool, attention_backend(), **limits),
+        Sampler(loaded.config.vocab_size, loaded.device, eos_token_ids=loaded.eos_token_ids),
+        output_processor=OutputProcessor(loaded.tokenizer, loaded.eos_token_ids),
+    )
+    engine.warm_up()
+    return LoadedEngine(
+        engine=engine,
+        info=_describe(loaded, plan, config=config, num_threads=num_threads),
+        tokenizer=loaded.tokenizer,
+        chat_template=loaded.chat_template,
+    )
+
+
+def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> tuple[KVCachePool, CachePlan]:
+    """Decide how large the cache is, and allocate it beside the weights."""
+    shape = {
+        "num_layers": loaded.config.num_layers,
+        "num_kv_heads": loaded.config.num_kv_heads,
+        "head_dim": loaded.config.head_dim,
+        "dtype": loaded.dtype,
+    }
+    on_gpu = loaded.device.type == "cuda"
+    plan = plan_cache(
+        weights_bytes=loaded.num_bytes,
+        bytes_per_token=KVCachePool.bytes_per_token(**shape),
+        memory=config.kv_cache_memory,
+        available=torch.cuda.mem_get_info()[0] if on_gpu else available_memory(),
+        block_size=config.block_size,
+        context=loaded.config.max_position_embeddings,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+    )
+    pool = KVCachePool(
+        num_blocks=plan.num_blocks + 1,  # and the padding block
+        block_size=plan.block_size,
+        device=loaded.device,
+        **shape,
+    )
+    return pool, plan
+
+
+def _describe(
+    loaded: LoadedModel, plan: CachePlan, *, config: EngineConfig, num_threads: int
+) -> EngineInfo:
+    return EngineInfo(
+        model_name=config.served_model_name or loaded.name,
+        root=str(loaded.path),
+        architecture=loaded.config.architecture,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=loaded.device.type,
+        num_parameters=loaded.num_parameters,
+        vocab_size=loaded.config.vocab_size,
+        max_model_len=plan.max_model_len,
+        num_cache_tokens=plan.num_tokens,
+        block_size=plan.block_size,
+        num_threads=num_threads,
+        eos_token_ids=loaded.eos_token_ids,
+        default_params=loaded.default_params,
+    )
