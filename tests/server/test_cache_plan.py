@@ -52,13 +52,13 @@ def test_length_that_does_not_fit_says_what_to_change():
 
 def test_memory_for_less_than_one_block():
     """Memory that holds not even one block is refused with what one request needs."""
-    with pytest.raises(ConfigurationError, match="--kv-cache-memory to at least 1280$"):
+    with pytest.raises(ConfigurationError, match=r"--kv-cache-memory to at least 1280$"):
         plan(memory=100)
 
 
 def test_length_beyond_the_context_is_refused():
     """No more is served than the model was made for."""
-    with pytest.raises(ConfigurationError, match="--max-model-len is 129.*context is 128"):
+    with pytest.raises(ConfigurationError, match=r"--max-model-len is 129.*context is 128"):
         plan(max_model_len=129)
 
 

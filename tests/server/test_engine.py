@@ -137,7 +137,7 @@ def test_preempted_equals_undisturbed(checkpoint):
 
 
 def test_seed_decides_whoever_else_runs(checkpoint):
-    """A seeded request draws the same tokens alone and beside unseeded ones; another seed differs."""
+    """A seeded request draws the same tokens alone and in company; another seed draws others."""
     path = checkpoint("rand-llama-tied")
     tokens = list(b"once upon")
     params = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True}
