@@ -145,10 +145,17 @@ class Transformer(nn.Module):
         Returns:
             (R, V) float32 logits.
         """
-        x = self.model(input_ids, positions, kv)
-        if rows is not None:
-            x = x.index_select(0, rows)
-        x = self.model.norm(x)
+        hidden = self.hidden_states(input_ids, positions, kv)
+        return self.logits(hidden if rows is None else hidden.index_select(0, rows))
+
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, kv: CacheView | None) -> Tensor:
+        """Run all layers, writing keys and values: (N, C), of which `logits` takes any rows."""
+        hidden: Tensor = self.model(input_ids, positions, kv)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compute the logits (R, V), float32, of hidden states (R, C)."""
+        x = self.model.norm(hidden)
         if self.lm_head is None:
             return ops.linear(x, self.model.embed_tokens.weight).float()
         logits: Tensor = self.lm_head(x)
