@@ -32,7 +32,7 @@ RUN if ! command -v python3; then \
     fi \
     && useradd --create-home --uid 10001 kvserve
 COPY --from=build /opt/kvserve /opt/kvserve
-USER kvserve
+USER 10001
 WORKDIR /home/kvserve
 ENV PATH=/opt/kvserve/bin:$PATH KVSERVE_HOST=0.0.0.0 KVSERVE_PORT=8000
 EXPOSE 8000
