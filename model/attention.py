@@ -9,15 +9,15 @@ and values to a CacheView and asks it to attend, or uses the reference when ther
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cache.view import CacheView
 from model.config import ModelConfig
 from model.layers import Linear, RMSNorm, RotaryEmbedding
 
 
-def scaled_dot_product_attention(
+def scaled_dot_product_attention(  # noqa: PLR0913 - each option is one form of attention
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -84,7 +84,7 @@ def scaled_dot_product_attention(
     # filling then makes the row zero. Where anything is visible, exp() of the filling is 0 anyway.
     scores = scores.masked_fill(~visible, torch.finfo(precise).min)
     weights = scores.softmax(dim=-1).masked_fill(~visible, 0.0)
-    weights = F.dropout(weights, dropout, training=training)
+    weights = functional.dropout(weights, dropout, training=training)
     return (weights @ v.to(precise)).to(q.dtype), weights.to(q.dtype)
 
 
@@ -217,9 +217,9 @@ class CausalMultiHeadAttention(nn.Module):
         Returns:
             (N, C) in the dtype of x.
         """
-        q = self._heads(self.q_proj(x), self.q_norm, positions)  # (N, H, D)
-        k = self._heads(self.k_proj(x), self.k_norm, positions)  # (N, Hkv, D)
-        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # (N, Hkv, D)
+        q = self._turn(self._split(self.q_proj(x)), self.q_norm, positions)  # (N, H, D)
+        k = self._turn(self._split(self.k_proj(x)), self.k_norm, positions)  # (N, Hkv, D)
+        v = self._split(self.v_proj(x))  # (N, Hkv, D)
         if kv is None:
             heads, _ = scaled_dot_product_attention(
                 q.transpose(0, 1),
@@ -236,9 +236,12 @@ class CausalMultiHeadAttention(nn.Module):
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
 
-    def _heads(self, x: Tensor, norm: RMSNorm | None, positions: Tensor) -> Tensor:
-        """Split projections (N, heads x D) into heads (N, heads, D), normalised and turned."""
-        heads = x.unflatten(-1, (-1, self.head_dim))
+    def _split(self, x: Tensor) -> Tensor:
+        """Split projections (N, heads x D) into heads (N, heads, D)."""
+        return x.view(len(x), -1, self.head_dim)
+
+    def _turn(self, heads: Tensor, norm: RMSNorm | None, positions: Tensor) -> Tensor:
+        """Normalise heads (N, heads, D) and turn them by their positions, where the model does."""
         if norm is not None:
             heads = norm(heads)
         if self.rotary is not None:

@@ -11,15 +11,17 @@ weights' dtype, and norms, rotary and softmax are computed in float32.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
+from cache.view import AttentionBackend
 from model.torch_attention import TorchAttention
 
 __all__ = [
     "TorchAttention",
     "activate",
     "activation_dtype",
+    "attention_backend",
     "embedding",
     "gated_activation",
     "layer_norm",
@@ -39,7 +41,7 @@ def activation_dtype(weight: Tensor) -> torch.dtype:
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Return the rows of weight (V, C) named by ids (N,), as activations (N, C)."""
-    return F.embedding(ids, weight).to(activation_dtype(weight))
+    return functional.embedding(ids, weight).to(activation_dtype(weight))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -50,26 +52,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     bias = None if bias is None else bias.to(x.dtype)
     if weight.dtype == x.dtype:
-        return F.linear(x, weight, bias)
+        return functional.linear(x, weight, bias)
     if weight.numel() <= WIDENED_ELEMENTS or torch.is_grad_enabled():
-        return F.linear(x, weight.to(x.dtype), bias)
+        return functional.linear(x, weight.to(x.dtype), bias)
     num_outputs, num_inputs = weight.shape
     step = max(1, WIDENED_ELEMENTS // num_inputs)
     out = x.new_empty(*x.shape[:-1], num_outputs)
     for start in range(0, num_outputs, step):
         part = slice(start, start + step)
-        out[..., part] = F.linear(x, weight[part].to(x.dtype))
+        out[..., part] = functional.linear(x, weight[part].to(x.dtype))
     return out if bias is None else out.add_(bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """Return x (..., C) over its root mean square, times weight (C,) (arXiv:1910.07467)."""
-    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
+    return functional.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     """Return x (..., C) with mean 0 and variance 1, times weight plus bias (arXiv:1607.06450)."""
-    return F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
+    return functional.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
 
 
 def rotary(x: Tensor, positions: Tensor, *, cos: Tensor, sin: Tensor) -> Tensor:
@@ -93,10 +95,15 @@ def rotary(x: Tensor, positions: Tensor, *, cos: Tensor, sin: Tensor) -> Tensor:
 def activate(x: Tensor, *, kind: str) -> Tensor:
     """Apply silu, gelu, or gelu_tanh, its approximation by a hyperbolic tangent."""
     if kind == "silu":
-        return F.silu(x)
-    return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+        return functional.silu(x)
+    return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
 def gated_activation(gate: Tensor, up: Tensor, *, kind: str) -> Tensor:
     """Return the activated gate times `up`, elementwise (Shazeer, arXiv:2002.05202)."""
     return activate(gate, kind=kind) * up
+
+
+def attention_backend() -> AttentionBackend:
+    """Return what reads and writes the cache for attention on this machine."""
+    return TorchAttention()

@@ -10,8 +10,8 @@ number, and varies with the shape of the batch by float32 rounding only.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from cache.view import BatchLayout
 
@@ -76,7 +76,7 @@ def _chunk(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None)
     visible = key <= position  # (T, S)
     if window is not None:
         visible &= key > position - window
-    out = F.scaled_dot_product_attention(
+    out = functional.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         k.transpose(0, 1)[None],
         v.transpose(0, 1)[None],

@@ -55,14 +55,15 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, kv: CacheView | None) -> Tensor:
         """Map x (N, C) to (N, C)."""
-        attended = self.self_attn(self.input_layernorm(x), positions, kv)
+        attended: Tensor = self.self_attn(self.input_layernorm(x), positions, kv)
         if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
             x = x + attended
-            hidden: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-            return hidden
-        x = x + self.post_attention_layernorm(attended)
-        added = self.mlp(self.pre_feedforward_layernorm(x))
-        return x + self.post_feedforward_layernorm(added)
+            added: Tensor = self.mlp(self.post_attention_layernorm(x))
+        else:
+            x = x + self.post_attention_layernorm(attended)
+            added = self.mlp(self.pre_feedforward_layernorm(x))
+            added = self.post_feedforward_layernorm(added)
+        return x + added
 
 
 class Decoder(nn.Module):
