@@ -61,6 +61,7 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
         self._edits: dict[str, LogitEdits] = {}
         self._batch = _Batch([], self._device)
+        self._workspace = torch.empty(2, 0, device=self._device)
 
     @torch.inference_mode()
     def sample(
@@ -142,13 +143,21 @@ class Sampler:
         if len(random.row_list) < len(token_ids):
             blocks, maxima = blocks[random.rows], maxima[random.rows]
         # Less the maximum first: the quotient of a tiny temperature then overflows downwards only.
-        scaled = blocks.flatten(1) - maxima.unsqueeze(1)
-        probs = scaled.div_(random.temperature).softmax(-1)
+        probs, scratch = self._workspace_of(blocks)
+        scaled = torch.sub(blocks.flatten(1), maxima.unsqueeze(1), out=scratch)
+        torch.softmax(scaled.div_(random.temperature), -1, out=probs)
         if random.has_top_k or random.has_top_p:
-            probs = _cut_top(probs, random)
+            _cut_top(probs, random, scratch)
         if random.has_min_p:
-            probs = _cut(probs, random.min_p * probs.amax(-1, keepdim=True))
+            _cut(probs, random.min_p * probs.amax(-1, keepdim=True), scratch)
         token_ids[random.rows] = inverse_cdf(probs, random.uniforms())
+
+    def _workspace_of(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Two matrices (R, V) that outlive the step: fresh pages cost more than the arithmetic."""
+        if self._workspace.shape[1] < blocks.numel():
+            self._workspace = torch.empty(2, blocks.numel(), device=self._device)
+        first, second = self._workspace[:, : blocks.numel()].view(2, len(blocks), -1)
+        return first, second
 
     def _score(
         self, logits: Tensor, token_ids: Sequence[int], failed: dict[int, str]
@@ -158,7 +167,8 @@ class Sampler:
         if wanted:
             rows = [row for row, _ in wanted]
             chosen = [token_ids[row] for row in rows]
-            results = token_logprobs(logits[rows], chosen, [top for _, top in wanted])
+            raw = logits if len(rows) == len(logits) else logits[rows]
+            results = token_logprobs(raw, chosen, [top for _, top in wanted])
             for row, result in zip(rows, results, strict=True):
                 scored[row] = result
         return scored
@@ -229,25 +239,25 @@ def _failures(raw_maxima: Sequence[float], maxima: Sequence[float]) -> dict[int,
     return failed
 
 
-def _cut(probs: Tensor, thresholds: Tensor) -> Tensor:
-    """Zero what lies below its row's threshold (R, 1).
+def _cut(probs: Tensor, thresholds: Tensor, scratch: Tensor) -> None:
+    """Zero in place what lies below its row's threshold (R, 1).
 
     The difference to the float just below the threshold is positive for what stays, and above -1
     in any case, so that rounding it up gives 1 or 0: passes that vectorise, as a mask does not.
     """
     below = thresholds.nextafter(torch.full_like(thresholds, -1.0))
-    return (probs - below).ceil_().mul_(probs)
+    probs.mul_(torch.sub(probs, below, out=scratch).ceil_())
 
 
-def _cut_top(probs: Tensor, random: _RandomRows) -> Tensor:
+def _cut_top(probs: Tensor, random: _RandomRows, scratch: Tensor) -> None:
     """Leave the top_k likeliest tokens of each row and of these the nucleus of mass top_p."""
     candidates = _largest(probs, _CANDIDATES)
     if random.has_top_k:
         thresholds = _top_k_thresholds(probs, candidates, random)
-        probs, candidates = _cut(probs, thresholds), _cut(candidates, thresholds)
+        _cut(probs, thresholds, scratch)
+        _cut(candidates, thresholds, torch.empty_like(candidates))
     if random.has_top_p:
-        probs = _cut(probs, _top_p_thresholds(probs, candidates, random))
-    return probs
+        _cut(probs, _top_p_thresholds(probs, candidates, random), scratch)
 
 
 def _top_k_thresholds(probs: Tensor, candidates: Tensor, random: _RandomRows) -> Tensor:
