@@ -1,0 +1,214 @@
+"""Tokenizer: text to ids and back, from a Hugging Face folder or a GGUF vocabulary.
+
+The rules of a vocabulary are the `tokenizers` library's; this class decides what surrounds a text
+(BOS exactly as the file says), which text may name a control token, and which bytes a token is.
+Never renders a chat and never sees a request. One instance serves every thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import normalizers
+
+from model.errors import TokenizerError
+from model.gguf_tokenizer import build_gguf_backend
+from model.hf_tokenizer import build_hf_backend
+from model.token_alphabet import Alphabet
+
+_INVISIBLE = "\ufdd0\ufdd1"
+"""Noncharacters put into text that must not name a control token; the normaliser removes them.
+
+Unicode reserves them for internal use, so that no text contains them on purpose.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a prompt: what a template wrote, or text that must stay text."""
+
+    text: str
+    is_template: bool
+
+
+class Tokenizer:
+    """Text to ids and back, and the exact bytes of each token.
+
+    Args:
+        backend: The library's tokenizer; becomes this object's own.
+        alphabet: How its tokens spell bytes.
+        prefix: Ids before every text, such as BOS.
+        suffix: Ids after every text.
+        bos_token: The token named as beginning of text, if any.
+        eos_token: The token named as end of text, if any.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        alphabet: Alphabet,
+        *,
+        prefix: Sequence[int] = (),
+        suffix: Sequence[int] = (),
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        added = backend.get_added_tokens_decoder()
+        self._plain = backend
+        self._parsing = _parsing_copy(backend)
+        backend.encode_special_tokens = True
+        self._alphabet = alphabet
+        self._prefix = tuple(prefix)
+        self._suffix = tuple(suffix)
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        """One more than the highest id; a model's own vocabulary may be padded beyond it."""
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+        self.bos_token_id = None if bos_token is None else self.token_to_id(bos_token)
+        self.eos_token_id = None if eos_token is None else self.token_to_id(eos_token)
+
+    @staticmethod
+    def from_hf_folder(path: Path) -> Tokenizer:
+        """Read tokenizer.json, or vocab.json with merges.txt, with the settings beside them.
+
+        Raises:
+            TokenizerError: The files are missing, broken, or of a kind that is not supported.
+        """
+        parts = build_hf_backend(path)
+        return Tokenizer(
+            parts.backend,
+            parts.alphabet,
+            prefix=parts.prefix,
+            suffix=parts.suffix,
+            bos_token=parts.bos_token,
+            eos_token=parts.eos_token,
+        )
+
+    @staticmethod
+    def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
+        """Build the tokenizer that the `tokenizer.ggml.*` fields of a GGUF file describe.
+
+        Raises:
+            TokenizerError: A field is missing or malformed, or names rules that are not supported.
+        """
+        parts = build_gguf_backend(metadata)
+        return Tokenizer(
+            parts.backend,
+            parts.alphabet,
+            prefix=parts.prefix,
+            suffix=parts.suffix,
+            bos_token=parts.bos_token,
+            eos_token=parts.eos_token,
+        )
+
+    @property
+    def control_tokens(self) -> tuple[str, ...]:
+        """The texts of the special tokens, which a template may write and a message may not."""
+        return tuple(self._added[token_id] for token_id in sorted(self._special_ids))
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Turn text into ids; other threads run meanwhile.
+
+        Args:
+            text: Any text without lone surrogates.
+            add_special_tokens: Add what the file puts around a text; a BOS that the text already
+                begins with is not added again.
+            parse_special: Read the spelling of a control token as that token, not as text.
+
+        Raises:
+            TokenizerError: The text holds a lone surrogate.
+        """
+        ids = _encode(self._parsing if parse_special else self._plain, text)
+        return self._surround(ids) if add_special_tokens else ids
+
+    def encode_segments(
+        self, segments: Iterable[Segment], *, add_special_tokens: bool = False
+    ) -> list[int]:
+        """Turn a prompt into ids in which only template text can name control tokens.
+
+        Without text that spells a control token the ids are those of the whole prompt; with it, the
+        spelling is tokenised as the ordinary text it is, together with what surrounds it.
+        """
+        text = _INVISIBLE.join(
+            segment.text if segment.is_template else _INVISIBLE.join(segment.text)
+            for segment in segments
+        )
+        ids = _encode(self._parsing, text)
+        return self._surround(ids) if add_special_tokens else ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Turn ids into text; bytes that are no character become U+FFFD."""
+        kept = (i for i in ids if not (skip_special_tokens and i in self._special_ids))
+        text = b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._alphabet.adds_leading_space else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes this token adds to a text, possibly part of a character.
+
+        Ids without a token, such as the padding of a model's vocabulary, add nothing.
+        """
+        if (added := self._added.get(token_id)) is not None:
+            return added.encode()
+        token = self._plain.id_to_token(token_id)
+        return b"" if token is None else self._alphabet.to_bytes(token)
+
+    def token_text(self, token_id: int) -> str:
+        r"""Return the token as a log-probability list shows it: its text, or "bytes:\xf0\x9f"."""
+        content = self.token_bytes(token_id)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether this is a control token, which adds no text for a reader."""
+        return token_id in self._special_ids
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the vocabulary's own spelling of a token, None for an id without one."""
+        return self._plain.id_to_token(token_id)
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token spelt as the vocabulary spells it."""
+        return self._plain.token_to_id(token)
+
+    def _surround(self, ids: list[int]) -> list[int]:
+        """Add what the file puts around a text, unless it is there already."""
+        prefix, suffix = list(self._prefix), list(self._suffix)
+        if ids[: len(prefix)] != prefix:
+            ids = prefix + ids
+        if suffix and ids[-len(suffix) :] != suffix:
+            ids = ids + suffix
+        return ids
+
+
+def _parsing_copy(backend: Backend) -> Backend:
+    """Copy a tokenizer into one that reads control tokens and overlooks the invisible mark."""
+    copy = Backend.from_str(backend.to_str())
+    copy.encode_special_tokens = False
+    steps = [normalizers.Replace(_INVISIBLE, "")]
+    if copy.normalizer is not None:
+        steps.append(copy.normalizer)
+    copy.normalizer = normalizers.Sequence(steps)
+    return copy
+
+
+def _encode(backend: Backend, text: str) -> list[int]:
+    """Encode with the call that lets other threads run and computes no offsets."""
+    try:
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise TokenizerError(
+            "The text holds half of a surrogate pair, which is no text."
+        ) from error
+    ids: list[int] = encoding.ids
+    return ids
