@@ -289,12 +289,13 @@ class Model:
 
     def step_start(self) -> None:
         if self.preempted and self.generator.random() < 0.5:
-            sequence = self.preempted[-1]
+            sequence = self.generator.choice(self.preempted)
             if self.start(sequence.token_ids, sequence.salt):
-                self.preempted.pop()
+                self.preempted.remove(sequence)
                 self.seen["resumed"] += 1
             return
-        tokens = [self.generator.randrange(2) for _ in range(self.generator.randrange(1, 22))]
+        length = self.generator.randrange(1, 22)
+        tokens = self.generator.choices([0, 1], weights=[5, 1], k=length)
         salt = self.generator.choice(["", "", "", "salt"])
         self.start(tokens, salt, use_prefix=self.generator.random() < 0.9)
 
@@ -351,7 +352,7 @@ class Model:
             self.step_start()
         elif draw < 0.6:
             self.step_compute()
-        elif draw < 0.8:
+        elif draw < 0.7:
             self.step_extend()
         else:
             self.step_end()
