@@ -219,6 +219,8 @@ class _BoundedReader(GGUFReader):
                 f"tensor {field.name} has the type {qtype.name}; "
                 f"supported are {', '.join(qtype.name for qtype in SUPPORTED_TYPES)}"
             )
+        if len(shape) == 1 and GGML_QUANT_SIZES[qtype][0] > 1:
+            raise ValueError(f"tensor {field.name} is a vector in {qtype.name} blocks")
         num_bytes = math.prod(shape[:-1]) * row_bytes(qtype, shape[-1])
         begin = start + int(offset[0])
         if begin + num_bytes > self.data.size:

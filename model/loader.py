@@ -1,0 +1,232 @@
+"""Checkpoint and load_model: from a path to a model that is ready to run.
+
+Chooses the reader, builds the Transformer without memory, and fills it strictly: what is missing,
+surplus or misshapen is named before the first weight is read. One tensor at a time is held beyond
+the model's own weights. Knows no file format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from model.chat_template import ChatTemplate
+from model.config import ModelConfig
+from model.errors import CheckpointError
+from model.gguf_loader import GGUFCheckpoint
+from model.hub import resolve_model
+from model.safetensors_loader import SafetensorsCheckpoint
+from model.tokenizer import Tokenizer
+from model.transformer import Transformer
+
+__all__ = ["Checkpoint", "LoadedModel", "TensorSource", "load_model", "resolve_model"]
+
+DType = Literal["auto", "float32", "bfloat16"]
+Device = Literal["auto", "cpu", "cuda"]
+Progress = Callable[[int, int], None]
+"""Called with the bytes loaded so far and the bytes in all."""
+
+LISTED = 5
+"""How many tensors of a kind an error names."""
+OUTPUT = "lm_head.weight"
+
+
+class TensorSource(Protocol):
+    """One tensor of a checkpoint under its canonical name, not read yet."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the Transformer, or in the file if it has none there."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, in the Transformer's layout."""
+
+    @property
+    def stored_as(self) -> str:
+        """The type in the file, such as F32, BF16 or Q4_K."""
+
+    def load(self, dtype: torch.dtype) -> Tensor:
+        """Read it from the file into memory of its own."""
+
+
+class Checkpoint(Protocol):
+    """What a file or folder says about a model; weights are read when they are asked for."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The shape of the model."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its vocabulary."""
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """How a conversation becomes a prompt, if the model has been taught one."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every id that ends a text, apart from the tokenizer's own."""
+
+    @property
+    def default_params(self) -> Mapping[str, float]:
+        """Sampling parameters its authors recommend."""
+
+    def sources(self) -> Iterator[TensorSource]:
+        """All tensors of the file, those the Transformer does not know included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and all that its files say about using it."""
+
+    name: str
+    path: Path
+    model: Transformer
+    config: ModelConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    eos_token_ids: frozenset[int]
+    default_params: Mapping[str, float]
+    """Some of temperature, top_p, top_k, min_p and repetition_penalty."""
+    num_bytes: int
+    """Memory of the weights."""
+
+
+def load_model(
+    path: Path,
+    *,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Read a GGUF file, or a folder in Hugging Face layout.
+
+    Args:
+        path: The file or folder, as `resolve_model` finds it.
+        dtype: Of the matrices; auto is float32 if the file has it so, else bfloat16.
+            Norms and biases are float32 always.
+        device: auto is a CUDA device if there is one, else the CPU.
+        progress: Told how far the loading is.
+
+    Raises:
+        ModelError: Something in the files is broken, missing or not supported.
+    """
+    checkpoint = open_checkpoint(path)
+    tokenizer, chat_template = checkpoint.tokenizer, checkpoint.chat_template
+    sources = {source.name: source for source in checkpoint.sources()}
+    with torch.device("meta"):
+        model = Transformer(
+            checkpoint.config, dtype=_resolve_dtype(dtype, checkpoint.config, sources)
+        )
+    _check_fit(model, sources)
+    num_bytes = _fill(model, sources, device=_resolve_device(device), progress=progress)
+    own_end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    return LoadedModel(
+        name=_display_name(path),
+        path=path,
+        model=model.eval(),
+        config=checkpoint.config,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        eos_token_ids=checkpoint.eos_token_ids.union(own_end),
+        default_params=checkpoint.default_params,
+        num_bytes=num_bytes,
+    )
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Choose the reader of a path.
+
+    Raises:
+        CheckpointError: There is nothing, or nothing this project reads.
+    """
+    if path.is_dir():
+        return SafetensorsCheckpoint(path)
+    if path.is_file():
+        return GGUFCheckpoint(path)
+    raise CheckpointError(f"{path} does not exist; expected a GGUF file or a folder.")
+
+
+def _check_fit(model: Transformer, sources: Mapping[str, TensorSource]) -> None:
+    """Say in one error all that does not fit."""
+    expected = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+    # A tied model's file may repeat the embeddings as the output matrix.
+    allowed = {*expected, OUTPUT} if model.config.tie_word_embeddings else set(expected)
+    complaints = [
+        _complaint("missing", [name for name in expected if name not in sources]),
+        _complaint("surplus", [name for name in sources if name not in allowed]),
+        _complaint(
+            "misshapen",
+            [
+                f"{name} {sources[name].shape} instead of {shape}"
+                for name, shape in expected.items()
+                if name in sources and sources[name].shape != shape
+            ],
+        ),
+    ]
+    if any(complaints):
+        raise CheckpointError(
+            f"The tensors do not fit the configuration: {'; '.join(filter(None, complaints))}."
+        )
+
+
+def _complaint(kind: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"{kind} {', '.join(names[:LISTED])}{rest}"
+
+
+def _fill(
+    model: Transformer,
+    sources: Mapping[str, TensorSource],
+    *,
+    device: torch.device,
+    progress: Progress | None,
+) -> int:
+    """Replace every parameter by its tensor; return the bytes they take."""
+    parameters = dict(model.named_parameters())
+    total = sum(parameter.nbytes for parameter in parameters.values())
+    done = 0
+    for name, parameter in parameters.items():
+        tensor = sources[name].load(parameter.dtype).to(device)
+        module, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(module), attribute, nn.Parameter(tensor, requires_grad=False))
+        done += parameter.nbytes
+        if progress:
+            progress(done, total)
+    model.to(device)  # the tables that no checkpoint holds
+    return total
+
+
+def _resolve_dtype(
+    dtype: DType, config: ModelConfig, sources: Mapping[str, TensorSource]
+) -> torch.dtype:
+    if dtype == "auto":
+        matrices = [source for source in sources.values() if len(source.shape) == 2]
+        is_float32 = all(source.stored_as == "F32" for source in matrices)
+        dtype = "float32" if is_float32 else config.weights_dtype
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+
+
+def _resolve_device(device: Device) -> torch.device:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CheckpointError("The device is cuda, but there is no usable CUDA device.")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def _display_name(path: Path) -> str:
+    """Return the name a client sees: of the file, the folder, or the hub's repository."""
+    for part in reversed(path.parts):
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/")
+    return path.stem if path.is_file() else path.resolve().name

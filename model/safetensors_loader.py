@@ -1,0 +1,280 @@
+"""SafetensorsCheckpoint: a folder in Hugging Face layout as configuration and canonical tensors.
+
+Holds what other families call their tensors and how they store them, and translates it.
+A tensor is read when it is asked for, and its file is mapped only while it is read, so that
+loading holds one tensor beyond the model. The container is the `safetensors` package's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from model.chat_template import ChatTemplate
+from model.config import ModelConfig
+from model.errors import CheckpointError
+from model.tokenizer import Tokenizer
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+JSON_LIMIT = 64 * 2**20
+"""Bytes of a configuration or index file."""
+FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
+
+_TEXT_PREFIXES: Mapping[str, str] = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+"""Where a multimodal gemma3 keeps its text model, in files of either generation."""
+_OTHER_MODALITIES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+
+_GPT2_NAMES: Mapping[str, str] = {
+    "wte": "model.embed_tokens",
+    "wpe": "model.position_embeddings",
+    "ln_f": "model.norm",
+}
+_GPT2_IN_BLOCK: Mapping[str, str] = {
+    "ln_1": "input_layernorm",
+    "attn.c_proj": "self_attn.o_proj",
+    "ln_2": "post_attention_layernorm",
+    "mlp.c_fc": "mlp.up_proj",
+    "mlp.c_proj": "mlp.down_proj",
+}
+_GPT2_FUSED = "attn.c_attn"
+_GPT2_BLOCK = re.compile(r"h\.(\d+)\.(.+)\.(weight|bias)")
+_BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
+"""Masks and frequencies that old files carry beside the weights; they are computed here."""
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsSource:
+    """One canonical tensor, or the columns of one, still in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    path: Path
+    key: str
+    """Its name in the file."""
+    stored_as: str
+    """The type in the file, such as F32 or BF16."""
+    transposed: bool = False
+    """Whether the file has a matrix as (in, out)."""
+    columns: slice | None = None
+    """Which part of the last axis, as the file has it."""
+    offset: float = 0.0
+    """Added to every element."""
+
+    def load(self, dtype: torch.dtype) -> Tensor:
+        """Read the tensor into memory of its own."""
+        with _open(self.path) as file:
+            stored: Tensor = file.get_tensor(self.key)
+            if self.columns is not None:
+                stored = stored[..., self.columns]
+            if self.transposed:
+                stored = stored.T
+            if self.offset:
+                stored = stored.float() + self.offset
+            result = torch.empty(self.shape, dtype=dtype)
+            return result.copy_(stored)
+
+
+class SafetensorsCheckpoint:
+    """A model in a folder: config.json, safetensors, tokenizer files."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the configuration and the directory of tensors.
+
+        Raises:
+            CheckpointError: A file is missing or broken.
+            ConfigError: The configuration asks for what is not supported.
+        """
+        self.path = path
+        raw = _read_json(path / "config.json")
+        self.config = ModelConfig.from_hf(raw)
+        self._end_ids = _ids(raw) | _ids(raw.get("text_config"))
+        self._generation = _read_json_if_there(path / "generation_config.json")
+        self._files = _weight_files(path)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary in tokenizer.json."""
+        return Tokenizer.from_hf_folder(self.path)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template in the folder, if any."""
+        source = _chat_template_source(self.path)
+        if source is None:
+            return None
+        tokenizer = self.tokenizer
+        return ChatTemplate(
+            source, bos_token=tokenizer.bos_token or "", eos_token=tokenizer.eos_token or ""
+        )
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every id that one of the configuration files says ends a text or a turn."""
+        return self._end_ids | _ids(self._generation)
+
+    @property
+    def default_params(self) -> dict[str, float]:
+        """The sampling parameters the model's authors recommend."""
+        found = {name: self._generation.get(name) for name in _SAMPLING}
+        return {
+            name: value
+            for name, value in found.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+
+    def sources(self) -> Iterator[SafetensorsSource]:
+        """List the tensors under their canonical names, unknown ones under their own."""
+        for path, keys in self._files.items():
+            with _open(path) as file:
+                for key in keys:
+                    if _BUFFERS.fullmatch(key):
+                        continue
+                    part = file.get_slice(key)
+                    source = SafetensorsSource(
+                        key, tuple(part.get_shape()), path, key, part.get_dtype()
+                    )
+                    yield from self._translate(source)
+
+    def _translate(self, source: SafetensorsSource) -> Iterator[SafetensorsSource]:
+        if self.config.architecture == "gpt2":
+            yield from _from_gpt2(source, self.config)
+        elif self.config.architecture == "gemma3_text":
+            yield from _from_gemma3(source)
+        else:
+            yield source
+
+
+def _from_gpt2(source: SafetensorsSource, config: ModelConfig) -> Iterator[SafetensorsSource]:
+    """Rename, turn the (in, out) matrices over and split queries, keys and values."""
+    key = source.key.removeprefix("transformer.")
+    block = _GPT2_BLOCK.fullmatch(key)
+    if not block:
+        part, _, kind = key.rpartition(".")
+        yield replace(source, name=f"{_GPT2_NAMES[part]}.{kind}" if part in _GPT2_NAMES else key)
+        return
+    layer, part, kind = block.groups()
+    is_matrix = len(source.shape) == 2
+    source = replace(source, transposed=is_matrix, shape=source.shape[::-1])
+    width = config.hidden_size
+    if part != _GPT2_FUSED or source.shape[0] != 3 * width:
+        known = _GPT2_IN_BLOCK.get(part)
+        yield replace(source, name=f"model.layers.{layer}.{known}.{kind}" if known else key)
+        return
+    for i, letter in enumerate("qkv"):
+        yield replace(
+            source,
+            name=f"model.layers.{layer}.self_attn.{letter}_proj.{kind}",
+            shape=(width, *source.shape[1:]),
+            columns=slice(i * width, (i + 1) * width),
+        )
+
+
+def _from_gemma3(source: SafetensorsSource) -> Iterator[SafetensorsSource]:
+    """Take the text model out of a multimodal one; norms are stored as what 1 is added to."""
+    if _OTHER_MODALITIES.fullmatch(source.key):
+        return
+    name = source.key
+    for theirs, ours in _TEXT_PREFIXES.items():
+        if name.startswith(theirs):
+            name = ours + name.removeprefix(theirs)
+    yield replace(source, name=name, offset=1.0 if name.endswith("norm.weight") else 0.0)
+
+
+def _weight_files(folder: Path) -> dict[Path, list[str]]:
+    """Return the names of the tensors in each weight file."""
+    if (folder / SINGLE).exists():
+        return {folder / SINGLE: _keys(folder / SINGLE)}
+    if not (folder / INDEX).exists():
+        if any(folder.glob("*.bin")):
+            raise CheckpointError(
+                f"{folder} holds PyTorch .bin weights, which may run code when they are read; "
+                "convert them to safetensors."
+            )
+        raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}.")
+    weight_map = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{INDEX} has no weight_map.")
+    files: dict[Path, list[str]] = {}
+    for key, name in weight_map.items():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{INDEX} places {key} in {name!r}; expected a file beside it.")
+        files.setdefault(folder / name, []).append(key)
+    for path, keys in files.items():
+        absent = sorted(set(keys) ^ set(_keys(path)))
+        if absent:
+            raise CheckpointError(f"{INDEX} and {path.name} do not agree about {absent[0]}.")
+    return files
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """Map a weight file while it is read from."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing.") from error
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{path.name} is not a usable safetensors file: {error}.") from error
+
+
+def _keys(path: Path) -> list[str]:
+    with _open(path) as file:
+        return list(file.keys())
+
+
+def _chat_template_source(folder: Path) -> str | None:
+    """Return the default template, from a file of its own or from the tokenizer's settings."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text("utf-8")
+    source = _read_json_if_there(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(source, list):
+        named = {
+            entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
+        }
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _read_json_if_there(path: Path) -> dict[str, object]:
+    return _read_json(path) if path.exists() else {}
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        if path.stat().st_size > JSON_LIMIT:
+            raise CheckpointError(f"{path.name} is longer than {JSON_LIMIT} bytes.")
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not readable JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold an object.")
+    return content
+
+
+def _ids(config: object) -> frozenset[int]:
+    """Return the end ids of a configuration, which names one, several or none."""
+    value = config.get("eos_token_id") if isinstance(config, dict) else None
+    found = value if isinstance(value, list) else [value]
+    return frozenset(token_id for token_id in found if isinstance(token_id, int))
