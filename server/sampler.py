@@ -21,11 +21,17 @@ from server.logit_edits import LogitEdits, apply_edits
 from server.logprobs import NOT_FINITE, token_logprobs
 from server.randomness import UInt64Array, uniforms
 from server.request import Request, SamplingParams, TokenLogprob
-from server.vocabulary_blocks import as_blocks, cumulated_blocks, inverse_cdf, largest_id
+from server.vocabulary_blocks import (
+    as_blocks,
+    cumulated_blocks,
+    inverse_cdf,
+    largest_id,
+    largest_values,
+)
 
 # How many of the likeliest tokens are looked at to find a cut, before a row is sorted whole.
-_CANDIDATES = 256
-_MORE_CANDIDATES = 4096
+_CANDIDATES = 128
+_MORE_CANDIDATES = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +257,7 @@ def _cut(probs: Tensor, thresholds: Tensor, scratch: Tensor) -> None:
 
 def _cut_top(probs: Tensor, random: _RandomRows, scratch: Tensor) -> None:
     """Leave the top_k likeliest tokens of each row and of these the nucleus of mass top_p."""
-    candidates = _largest(probs, _CANDIDATES)
+    candidates = largest_values(probs, _CANDIDATES)
     if random.has_top_k:
         thresholds = _top_k_thresholds(probs, candidates, random)
         _cut(probs, thresholds, scratch)
@@ -294,14 +300,12 @@ def _thresholds(
     thresholds = torch.zeros_like(probs[:, :1])
     pending = torch.nonzero(active.squeeze(1)).squeeze(1)
     for width in (_CANDIDATES, _MORE_CANDIDATES, probs.shape[1]):
-        largest = candidates[pending] if width == _CANDIDATES else _largest(probs[pending], width)
+        largest = (
+            candidates[pending] if width == _CANDIDATES else largest_values(probs[pending], width)
+        )
         last = find_last(largest, pending)
         thresholds[pending] = largest.gather(1, last.clamp(max=largest.shape[1] - 1))
         pending = pending[last.squeeze(1) >= largest.shape[1]]
         if not len(pending):
             break
     return thresholds
-
-
-def _largest(probs: Tensor, count: int) -> Tensor:
-    return probs.topk(min(count, probs.shape[1])).values

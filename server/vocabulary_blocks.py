@@ -12,6 +12,9 @@ from torch import Tensor
 BLOCK = 256
 """Entries in a block; fixed, because it is part of the order in which sums are taken."""
 
+# Neighbours of which only the largest is looked at first; a divisor of BLOCK.
+_GROUP = 32
+
 
 def as_blocks(logits: Tensor) -> Tensor:
     """View (R, V) as (R, blocks, BLOCK), padded with impossible tokens where V does not divide."""
@@ -44,6 +47,18 @@ def largest_ids(logits: Tensor, count: int) -> Tensor:
     values = blocks.gather(1, best.expand(-1, -1, BLOCK)).flatten(1)
     ids = (best * BLOCK + offsets[:BLOCK]).flatten(1)
     return ids.gather(1, _ordering_keys(values, ids).topk(count).indices)
+
+
+def largest_values(values: Tensor, count: int) -> Tensor:
+    """Return the `count` largest of each row (R, blocks * BLOCK), in order, fewer if V is less.
+
+    They lie in the `count` groups of neighbours with the largest maxima.
+    """
+    if count * _GROUP >= values.shape[1]:
+        return values.topk(min(count, values.shape[1])).values
+    groups = values.view(len(values), -1, _GROUP)
+    best = groups.amax(-1).topk(count, sorted=False).indices.unsqueeze(2)
+    return groups.gather(1, best.expand(-1, -1, _GROUP)).flatten(1).topk(count).values
 
 
 def inverse_cdf(probs: Tensor, numbers: Tensor) -> Tensor:

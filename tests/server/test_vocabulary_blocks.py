@@ -13,6 +13,7 @@ from server.vocabulary_blocks import (
     inverse_cdf,
     largest_id,
     largest_ids,
+    largest_values,
 )
 
 
@@ -71,3 +72,14 @@ def test_sums_do_not_depend_on_the_rows_beside(threads: int) -> None:
             assert torch.equal(cumulated_blocks(probs[:rows]), whole[:rows])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [1, 7, 256, 5000])
+def test_largest_values_equal_a_sort(count: int) -> None:
+    """The largest values come in order, repeated as often as they occur."""
+    values = torch.randint(0, 900, (5, 40 * BLOCK), generator=torch.Generator().manual_seed(4)) / 9
+    values[0, 2 * BLOCK :] = 0
+    assert torch.equal(
+        largest_values(values, count), values.sort(descending=True).values[:, :count]
+    )
+    assert largest_values(values[:, :BLOCK], 2 * BLOCK).shape == (5, BLOCK)
