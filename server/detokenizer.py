@@ -1,0 +1,134 @@
+"""Detokenizer: the tokens of one request, as they come, turned into text that may be sent.
+
+Holds back half characters and what may still become a stop string, nothing else.
+Owned by the engine, one per request; knows no chunks and no events.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.request import SamplingParams
+
+
+class TokenSpeller(Protocol):
+    """What is asked of a tokenizer here."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token adds to the text."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether a token is a control token."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizerOutput:
+    """The text that became certain, and the stop string that ended the request, if one did."""
+
+    text: str
+    num_tokens: int
+    """How many of the given tokens were read: all of them, or up to the one that stopped."""
+    stop: str | None = None
+
+
+class Detokenizer:
+    """The growing text of one request.
+
+    Bytes that can never become a character turn into U+FFFD at once; the beginning of a character
+    waits for its end, and is dropped if the end never comes.
+
+    Args:
+        tokenizer: Spells the tokens.
+        params: Its stop strings, min_tokens, skip_special_tokens and include_stop_str_in_output
+            are what counts here.
+    """
+
+    def __init__(self, tokenizer: TokenSpeller, params: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = params.skip_special_tokens
+        self._include_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._stops = StopStrings(params.stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_tokens = 0
+        self._held = ""
+        self._stopped = False
+
+    def append(self, token_ids: Sequence[int]) -> DetokenizerOutput:
+        """Take the next tokens and return the text that no later token can change.
+
+        A stop string that is complete before `min_tokens` tokens ends nothing.
+        """
+        assert not self._stopped, "a stopped request got another token"
+        released: list[str] = []
+        for index, token_id in enumerate(token_ids):
+            self._num_tokens += 1
+            text, stop = self._advance(self._text_of(token_id))
+            released.append(text)
+            if stop is not None:
+                self._stopped = True
+                return DetokenizerOutput("".join(released), index + 1, stop)
+        return DetokenizerOutput("".join(released), len(token_ids))
+
+    def flush(self) -> str:
+        """Return what was held back as a possible stop string; the request has ended."""
+        text, self._held = self._held, ""
+        return text
+
+    def _text_of(self, token_id: int) -> str:
+        """Return the characters that this token completes."""
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return ""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def _advance(self, new: str) -> tuple[str, str | None]:
+        """Release what is certain of the held and the new text, and look for a stop string."""
+        text = self._held + new
+        found = self._stops.find(text, checked=len(self._held))
+        if found is not None and self._num_tokens >= self._min_tokens:
+            stop, start = found
+            self._held = ""
+            return text[: start + len(stop) if self._include_stop else start], stop
+        certain = len(text) - self._stops.overlap(text)
+        self._held = text[certain:]
+        return text[:certain], None
+
+
+class StopStrings:
+    """The stop strings of one request, ready to be looked for again and again."""
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        # Longest first, so that of several that end together the longest is met first.
+        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._beginnings = frozenset(
+            stop[:length] for stop in self._stops for length in range(1, len(stop))
+        )
+        self._longest_beginning = max(map(len, self._beginnings), default=0)
+
+    def find(self, text: str, *, checked: int) -> tuple[str, int] | None:
+        """Find the stop string that is complete first, reading character by character.
+
+        Args:
+            text: Where to look.
+            checked: How many characters were looked at before; a match ends behind them.
+
+        Returns:
+            The stop string and where it starts, the longest if several end together.
+        """
+        first: tuple[str, int] | None = None
+        end = len(text)
+        for stop in self._stops:
+            start = text.find(stop, max(0, checked + 1 - len(stop)), end)
+            if start >= 0 and (first is None or start + len(stop) < end):
+                first, end = (stop, start), start + len(stop)
+        return first
+
+    def overlap(self, text: str) -> int:
+        """Return the length of the longest ending of text that a stop string begins with."""
+        for length in range(min(self._longest_beginning, len(text)), 0, -1):
+            if text[-length:] in self._beginnings:
+                return length
+        return 0
