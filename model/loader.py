@@ -98,6 +98,21 @@ class LoadedModel:
     num_bytes: int
     """Memory of the weights."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the matrices, and so of the cache."""
+        return self.model.model.embed_tokens.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.model.embed_tokens.weight.device
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the weights; a tied matrix counts once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
 
 def load_model(
     path: Path,

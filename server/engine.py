@@ -16,7 +16,7 @@ from torch import Tensor
 from cache.manager import KVCacheManager
 from cache.pool import KVCachePool
 from model.chat_template import ChatTemplate
-from model.loader import LoadedModel, ProgressCallback, load_model, resolve_model
+from model.loader import LoadedModel, Progress, load_model, resolve_model
 from model.ops import attention_backend
 from model.tokenizer import Tokenizer
 from server.cache_plan import CachePlan, plan_cache
@@ -168,7 +168,7 @@ class LoadedEngine:
     chat_template: ChatTemplate | None
 
 
-def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = None) -> LoadedEngine:
+def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> LoadedEngine:
     """Load the model, plan and allocate its cache, and warm up.
 
     Args:
