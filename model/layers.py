@@ -13,6 +13,12 @@ from model import ops
 from model.rotary import RotaryConfig
 
 
+def _randomise(weight: Tensor, *, std: float) -> None:
+    """Give a new weight noise; on the meta device that would import torch's compiler: seconds."""
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
+
+
 class Linear(nn.Module):
     """y = x W^T + b, with weight (out, in)."""
 
@@ -22,7 +28,7 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
-        nn.init.normal_(self.weight, std=in_features**-0.5)
+        _randomise(self.weight, std=in_features**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., in) to (..., out)."""
@@ -35,7 +41,7 @@ class Embedding(nn.Module):
     def __init__(self, num_embeddings: int, hidden_size: int, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_embeddings, hidden_size, dtype=dtype))
-        nn.init.normal_(self.weight, std=0.02)
+        _randomise(self.weight, std=0.02)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up ids (N,): (N, C) activations."""
