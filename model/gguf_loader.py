@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf.quants import dequantize
+from gguf import quants
 from torch import Tensor
 
 from model.chat_template import ChatTemplate
@@ -66,8 +66,13 @@ _SAMPLING: Mapping[str, str] = {
 }
 MAX_HEAD_DIM = 4096
 
-_CHUNK_ELEMENTS = 2**22
-"""Elements that exist as float32 at once while a tensor is unpacked."""
+_FLOATS: Mapping[str, torch.dtype] = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+_CHUNK_BLOCKS = 2**12
+"""Blocks unpacked at once; by rows, as the package does it, takes twice the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +102,16 @@ class GGUFSource:
         return torch.from_numpy(blocks if self.rows is None else blocks[self.rows])
 
     def load(self, dtype: torch.dtype) -> Tensor:
-        """Read and unpack the tensor, a few rows at a time."""
-        blocks = self.raw_blocks().numpy()
-        result = torch.empty(len(blocks), self._row_length, dtype=dtype)
-        step = max(1, _CHUNK_ELEMENTS // self._row_length)
-        for start in range(0, len(blocks), step):
-            values = dequantize(blocks[start : start + step], self.tensor.qtype)
-            result[start : start + step] = torch.from_numpy(values)
+        """Read and unpack the tensor, some blocks at a time."""
+        packed = self.raw_blocks()
+        if self.stored_as in _FLOATS:
+            return packed.view(_FLOATS[self.stored_as]).view(self.shape).to(dtype)
+        unpacker = getattr(quants, self.stored_as)
+        blocks = packed.numpy().reshape(-1, unpacker.type_size)
+        result = torch.empty(len(blocks), unpacker.block_size, dtype=dtype)
+        for start in range(0, len(blocks), _CHUNK_BLOCKS):
+            chunk = slice(start, start + _CHUNK_BLOCKS)
+            result[chunk] = torch.from_numpy(unpacker.dequantize_blocks(blocks[chunk]))
         return result.view(self.shape)
 
     @property
