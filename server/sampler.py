@@ -269,7 +269,8 @@ def _cut_top(probs: Tensor, random: _RandomRows, scratch: Tensor) -> None:
 def _top_k_thresholds(probs: Tensor, candidates: Tensor, random: _RandomRows) -> Tensor:
     """The probability (R, 1) of each row's k-th likeliest token; 0 where top_k is off."""
     active = (random.top_k > 0) & (random.top_k < probs.shape[1])
-    return _thresholds(probs, candidates, active, lambda _, rows: random.top_k[rows] - 1)
+    ranks = random.top_k - 1
+    return _thresholds(probs, candidates, active, find_last=lambda _, rows: ranks[rows])
 
 
 def _top_p_thresholds(probs: Tensor, candidates: Tensor, random: _RandomRows) -> Tensor:
@@ -282,11 +283,15 @@ def _top_p_thresholds(probs: Tensor, candidates: Tensor, random: _RandomRows) ->
     def find_last(largest: Tensor, rows: Tensor) -> Tensor:
         return (largest.cumsum(-1, dtype=torch.float64) < targets[rows]).sum(-1, keepdim=True)
 
-    return _thresholds(probs, candidates, random.top_p < 1, find_last)
+    return _thresholds(probs, candidates, random.top_p < 1, find_last=find_last)
 
 
 def _thresholds(
-    probs: Tensor, candidates: Tensor, active: Tensor, find_last: Callable[[Tensor, Tensor], Tensor]
+    probs: Tensor,
+    candidates: Tensor,
+    active: Tensor,
+    *,
+    find_last: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
     """The least probability (R, 1) to be kept, looking at ever more of the likeliest tokens.
 
@@ -299,13 +304,12 @@ def _thresholds(
     """
     thresholds = torch.zeros_like(probs[:, :1])
     pending = torch.nonzero(active.squeeze(1)).squeeze(1)
-    for width in (_CANDIDATES, _MORE_CANDIDATES, probs.shape[1]):
-        largest = (
-            candidates[pending] if width == _CANDIDATES else largest_values(probs[pending], width)
-        )
+    largest = candidates[pending]
+    for wider in (_MORE_CANDIDATES, probs.shape[1], None):
         last = find_last(largest, pending)
         thresholds[pending] = largest.gather(1, last.clamp(max=largest.shape[1] - 1))
         pending = pending[last.squeeze(1) >= largest.shape[1]]
-        if not len(pending):
+        if not len(pending) or wider is None:
             break
+        largest = largest_values(probs[pending], wider)
     return thresholds

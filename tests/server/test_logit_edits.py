@@ -47,10 +47,10 @@ def test_presence_and_frequency_look_at_the_output_only() -> None:
     request = _request([1, 2, 3, 3], presence_penalty=0.5, frequency_penalty=-0.25)
     edits = LogitEdits(request, frozenset())
     assert torch.equal(_apply(edits), _logits())
-    request.token_ids += [3, 4, 4]
+    request.token_ids += [3, 4, 4, 4]
     expected = _logits()
-    expected[0, 3] -= 0.25
-    expected[0, 4] -= 0.0
+    expected[0, 3] -= 0.5 - 0.25
+    expected[0, 4] -= 0.5 - 3 * 0.25
     torch.testing.assert_close(_apply(edits), expected)
 
 
