@@ -1,0 +1,52 @@
+"""Call: one checked HTTP request, on its way to become engine requests and then an answer.
+
+Plain data, frozen. The engine requests in it are handed over once; the rest stays with the
+event loop and says how the answer is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.request import Request
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """What one group of n choices continues."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    """The prompt's text, where the answer begins with it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerOptions:
+    """What the client wants to see."""
+
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False
+    logprobs: int | None = None
+    """Alternatives beside each token; None is no log-probabilities at all."""
+    return_token_ids: bool = False
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One HTTP request, ready to run.
+
+    Choice i of the answer is `requests[i]` and continues `prompts[i // n]`.
+    """
+
+    id: str
+    created: int
+    model: str
+    seed: int
+    n: int
+    prompts: tuple[Prompt, ...]
+    requests: tuple[Request, ...]
+    options: AnswerOptions

@@ -1,0 +1,124 @@
+"""EngineConfig and ServerConfig: every option, from the command line or from KVSERVE_* variables.
+
+Frozen once made; what "auto" comes to is decided by whoever uses it, into an object of its own.
+Reads the environment only; opens no files and loads nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from server.errors import ConfigurationError
+
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(value: object) -> object:
+    """A number of bytes from "8589934592", "8GB", "8GiB" or "8g"; "auto" is None.
+
+    Units are powers of 1024 except for the explicit KB, MB, GB and TB, which are powers of 1000.
+    What is not text is left for the validator that follows.
+    """
+    if not isinstance(value, str):
+        return value
+    if value.strip().lower() == "auto":
+        return None
+    match = _BYTES.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("must be a number of bytes, such as 2GiB, or auto")
+    number, unit, binary = match.groups()
+    decimal = unit and not binary and value.strip().lower().endswith("b")
+    return int(float(number) * (1000 if decimal else 1024) ** _POWERS[unit.lower()])
+
+
+def _auto(value: object) -> object:
+    """None for "auto", else the value itself."""
+    return None if isinstance(value, str) and value.strip().lower() == "auto" else value
+
+
+def _power_of_two(value: object) -> object:
+    if isinstance(value, str):
+        value = int(value)
+    if isinstance(value, int) and value & (value - 1):
+        raise ValueError("must be a power of two")
+    return value
+
+
+Bytes = Annotated[int | None, Field(gt=0), BeforeValidator(parse_bytes)]
+AutoInt = Annotated[int | None, Field(gt=0), BeforeValidator(_auto)]
+
+
+class EngineConfig(BaseSettings):
+    """What to load and how to run it."""
+
+    model_config = SettingsConfigDict(env_prefix="KVSERVE_", frozen=True, extra="forbid")
+
+    model: str | None = None
+    """A GGUF file, a folder in Hugging Face layout or a hub name; None is the embedded default."""
+    served_model_name: Annotated[str | None, Field(min_length=1)] = None
+    """The id under which clients ask for the model; None is the model's own name."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: AutoInt = None
+    """Threads of the forward pass; None follows the affinity mask and the cgroup quota."""
+    kv_cache_memory: Bytes = None
+    """Bytes of the KV cache; None follows the memory limit."""
+    max_model_len: AutoInt = None
+    """The longest sequence, prompt and answer together; None is the model's context."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Requests that run at once."""
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 512
+    """Tokens of one step."""
+    block_size: Annotated[int, Field(ge=16, le=256), BeforeValidator(_power_of_two)] = 16
+    """Tokens in a block of the KV cache; a power of two."""
+    prefix_caching: bool = True
+    """Whether requests with the same beginning share its keys and values."""
+
+
+class ServerConfig(EngineConfig):
+    """How the model is served over HTTP."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    max_queue: Annotated[int, Field(ge=0)] = 1024
+    """Sequences that may wait beyond those that run; more are refused with 429."""
+    max_body_bytes: Annotated[int, Field(gt=0)] = 8_000_000
+    """The largest request body; more is refused with 413."""
+    unknown_fields: Literal["reject", "ignore"] = "reject"
+    """What happens to top-level request fields that nobody knows."""
+    grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """Seconds that running requests get to finish after SIGTERM."""
+    keep_alive_interval: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 15.0
+    """Seconds of silence after which a stream carries a comment."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+Config = TypeVar("Config", bound=EngineConfig)
+
+
+def configure(kind: type[Config], options: Mapping[str, object]) -> Config:
+    """Make a configuration from the options that were given; the environment fills the rest.
+
+    Args:
+        kind: EngineConfig or ServerConfig.
+        options: Field name -> value; None means not given.
+
+    Raises:
+        ConfigurationError: A value is out of bounds; names the option, the bound and the value.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        return kind(**given)  # type: ignore[arg-type]  # pydantic checks the values
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = str(problem["loc"][0])
+        option = f"--{name.replace('_', '-')}"
+        source = option if name in given else f"KVSERVE_{name.upper()}"
+        text = problem["msg"].removeprefix("Value error, ")
+        raise ConfigurationError(f"{source}: {text} (got {problem['input']})") from error

@@ -1,0 +1,112 @@
+"""Serving on a socket: uvicorn's run, and what SIGTERM does.
+
+The first SIGTERM or SIGINT drains: the engine says it takes no more, /ready turns 503, running
+requests get the grace time and the rest an error event; then the process ends with code 0.
+A second one ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from types import FrameType
+from typing import Literal
+
+import uvicorn
+
+from server.app import create_app
+from server.config import ServerConfig
+from server.errors import ConfigurationError
+from server.protocols import Engine
+
+logger = logging.getLogger(__name__)
+_IDLE_CONNECTION_SECONDS = 75
+"""Longer than the minute that proxies usually keep an idle connection."""
+_FLUSH_SECONDS = 5
+"""What responses get to leave after the engine has ended them."""
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Bind, so that a taken port is known before a model is loaded.
+
+    Args:
+        host: A name or an address, IPv4 or IPv6.
+        port: 0 takes a free one.
+
+    Raises:
+        ConfigurationError: The address cannot be had; the message says why.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}: {reason}. Choose another --host or --port."
+        ) from error
+    return bound
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that lets the engine finish before it closes its sockets.
+
+    Args:
+        engine: Drained first.
+        config: The grace time, and uvicorn's log level.
+    """
+
+    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(engine, config),
+                log_level=config.log_level,
+                timeout_keep_alive=_IDLE_CONNECTION_SECONDS,
+                timeout_graceful_shutdown=_FLUSH_SECONDS,
+                server_header=False,
+                lifespan="on",
+            )
+        )
+        self._engine = engine
+        self._grace = config.grace
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal or `should_exit`."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
+        """Drain at the first signal, end at once at the second."""
+        if self.should_exit or self._drain is not None or self._loop is None:
+            self.should_exit = self.force_exit = True
+            return
+        logger.info("%s: letting running requests finish", signal.Signals(sig).name)
+        self._loop.call_soon_threadsafe(self._start_drain)
+
+    def _start_drain(self) -> None:
+        if self._drain is None:
+            self._drain = asyncio.ensure_future(self._drain_engine())
+
+    async def _drain_engine(self) -> None:
+        try:
+            await self._engine.stop(self._grace)
+        finally:
+            self.should_exit = True
+
+
+def serve(engine: Engine, config: ServerConfig, bound: socket.socket) -> Literal[0, 1]:
+    """Serve until the process is told to end.
+
+    Returns:
+        The exit code: 0 after a drain, 1 if the server could not start.
+    """
+    server = DrainingServer(engine, config)
+    server.run(sockets=[bound])
+    return 0 if server.started else 1

@@ -1,0 +1,473 @@
+"""InputProcessor: a parsed body becomes a prompt, token ids and checked engine requests.
+
+Whatever is wrong with a request and can be known before it runs is found here, and said with the
+field, the bound and the value. Its methods compute for as long as tokenising takes and may run in
+any thread; they never touch the engine, only facts about the model that do not change.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from model.errors import TemplateError
+from server.call import AnswerOptions, Call, Prompt
+from server.engine_info import EngineInfo
+from server.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
+from server.protocols import ChatTemplate, Tokenizer
+from server.request import NO_BIAS, Request, SamplingParams
+from server.schemas import (
+    MAX_SEQUENCES,
+    Body,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    Message,
+    RefusalPart,
+    TokenizeBody,
+)
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""What a completion may generate if it does not say, as in the OpenAI reference."""
+MAX_NORMALISATION = 4
+"""No Unicode normalisation makes a text shorter than this part of its UTF-8 bytes."""
+
+
+class InputProcessor:
+    """Checks requests against the model.
+
+    Args:
+        info: Facts about the model.
+        tokenizer: The model's.
+        chat_template: The model's, if it has one.
+    """
+
+    def __init__(
+        self, info: EngineInfo, tokenizer: Tokenizer, chat_template: ChatTemplate | None
+    ) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+
+    def completion(self, body: CompletionBody) -> Call:
+        """Make a call of a completions request.
+
+        Raises:
+            InvalidRequestError: It cannot be served as it is.
+        """
+        self.check_model(body.model)
+        scoring = _max_tokens(body) == 0
+        if scoring and not body.echo:
+            raise InvalidRequestError(
+                "'max_tokens' must be at least 1 (got 0); 0 scores the prompt and needs 'echo'.",
+                param="max_tokens",
+            )
+        texts, id_lists = _prompt_forms(body)
+        _check_sequences(len(texts) + len(id_lists), body.n)
+        encoded = [self._encode_prompt(text, body) for text in texts]
+        encoded += [self._checked_ids(ids, body) for ids in id_lists]
+        prompts = [
+            Prompt(token_ids=tuple(ids), text=self._echo_text(body, ids, index, texts))
+            for index, ids in enumerate(encoded)
+        ]
+        options = _answer_options(body, logprobs=body.logprobs, echo=body.echo)
+        return self._call(body, prompts, options, prefix="cmpl")
+
+    def chat(self, body: ChatBody) -> Call:
+        """Make a call of a chat request.
+
+        Raises:
+            InvalidRequestError: It cannot be served as it is.
+        """
+        self.check_model(body.model)
+        if _max_tokens(body) == 0:
+            raise InvalidRequestError(
+                "'max_tokens' must be at least 1 (got 0).", param="max_tokens"
+            )
+        if body.top_logprobs and not body.logprobs:
+            raise InvalidRequestError(
+                f"'top_logprobs' needs 'logprobs' to be true (got {body.top_logprobs}).",
+                param="top_logprobs",
+            )
+        kwargs = dict(body.chat_template_kwargs)
+        if body.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        token_ids = self.render(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            kwargs=kwargs,
+            truncates=body.truncate_prompt_tokens is not None,
+        )
+        prompt = Prompt(token_ids=tuple(_truncate(token_ids, body)))
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        options = _answer_options(body, logprobs=logprobs)
+        return self._call(body, [prompt], options, prefix="chatcmpl")
+
+    def tokenize(self, body: TokenizeBody) -> list[int]:
+        """The ids that a completion or a chat of this text would count.
+
+        Raises:
+            InvalidRequestError: Not exactly one of prompt and messages, or the template refuses.
+        """
+        self.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequestError("Give either 'prompt' or 'messages'.", param="prompt")
+        if body.messages is not None:
+            return self.render(
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                kwargs=body.chat_template_kwargs,
+                truncates=True,
+            )
+        return self._encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+
+    def ignored_hints(self, body: Body) -> tuple[str, ...]:
+        """Fields that work where the template reads them, and here it does not."""
+        if not isinstance(body, ChatBody) or body.reasoning_effort is None:
+            return ()
+        template = self._chat_template
+        reads = template is not None and "reasoning_effort" in template.variables
+        return () if reads else ("reasoning_effort",)
+
+    def check_model(self, model: str | None) -> None:
+        """Refuse a model that is not served here; none at all means the one there is.
+
+        Raises:
+            ModelNotFoundError: The name is another one.
+        """
+        if model is not None and model != self._info.model_name:
+            raise ModelNotFoundError(
+                f"The model '{model[:200]}' does not exist. This server serves "
+                f"'{self._info.model_name}'.",
+                param="model",
+            )
+
+    def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
+        """Refuse ids outside the vocabulary.
+
+        Raises:
+            InvalidRequestError: Names the first such id.
+        """
+        for token_id in token_ids:
+            if not 0 <= token_id < self._info.vocab_size:
+                raise InvalidRequestError(
+                    f"'{param}' must hold token ids from 0 to {self._info.vocab_size - 1} "
+                    f"(got {str(token_id)[:80]}).",
+                    param=param,
+                )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        kwargs: Mapping[str, object],
+        truncates: bool,
+    ) -> list[int]:
+        """The ids of a chat.
+
+        Args:
+            messages: The turns.
+            add_generation_prompt: End with the header of an assistant turn.
+            continue_final_message: Leave the last message open.
+            kwargs: What the client hands to the template.
+            truncates: Whether a chat longer than the context is no reason to refuse it.
+
+        Raises:
+            InvalidRequestError: There is no template, it refuses, or the options contradict.
+            ContextLengthError: The text alone proves that it cannot fit.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "'continue_final_message' needs 'add_generation_prompt' to be false (got true).",
+                param="continue_final_message",
+            )
+        if self._chat_template is None:
+            raise InvalidRequestError(
+                f"The model '{self._info.model_name}' has no chat template. "
+                "Use /v1/completions instead.",
+                param="messages",
+                code="no_chat_template",
+            )
+        turns = [_turn(message, index) for index, message in enumerate(messages)]
+        if not truncates:
+            self._check_length([str(turn["content"]) for turn in turns], "messages")
+        reserved = kwargs.keys() & {"messages", "tools", "tokenizer", "self"}
+        if reserved:
+            raise InvalidRequestError(
+                f"'chat_template_kwargs' must not set '{min(reserved)}'.",
+                param="chat_template_kwargs",
+            )
+        flags = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        try:
+            return self._chat_template.encode(self._tokenizer, turns, **{**kwargs, **flags})
+        except TemplateError as error:
+            raise InvalidRequestError(
+                f"The chat template refuses the messages: {error}", param="messages"
+            ) from None
+
+    def _encode_prompt(self, text: str, body: CompletionBody) -> list[int]:
+        if body.truncate_prompt_tokens is None:
+            self._check_length([text], "prompt")
+        return _truncate(self._encode(text), body)
+
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _checked_ids(self, ids: Sequence[int], body: CompletionBody) -> list[int]:
+        self.check_token_ids(ids, "prompt")
+        return _truncate(list(ids), body)
+
+    def _echo_text(
+        self, body: CompletionBody, ids: Sequence[int], index: int, texts: Sequence[str]
+    ) -> str:
+        """The prompt as the answer repeats it: as it was given, or what the ids say."""
+        if not body.echo:
+            return ""
+        if texts and body.truncate_prompt_tokens is None:
+            return texts[index]
+        return self._tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens)
+
+    def _check_length(self, texts: Sequence[str], param: str) -> None:
+        """Refuse a text whose bytes alone prove that its tokens cannot fit.
+
+        A token covers at most as many bytes as the longest in the vocabulary, of a text that
+        normalisation may have shortened before. So a huge body costs no tokenising.
+        """
+        num_bytes = sum(len(text.encode()) for text in texts)
+        least = num_bytes // (self._longest_token * MAX_NORMALISATION)
+        if least > self._info.max_model_len:
+            raise ContextLengthError(
+                limit=self._info.max_model_len, prompt=least, completion=1, param=param, exact=False
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest token."""
+        ids = range(self._tokenizer.vocab_size)
+        return max(len(self._tokenizer.token_bytes(token_id)) for token_id in ids) or 1
+
+    def _call(
+        self,
+        body: GenerationBody,
+        prompts: Sequence[Prompt],
+        options: AnswerOptions,
+        *,
+        prefix: str,
+    ) -> Call:
+        """Put the engine's requests together, one for each prompt and choice."""
+        call_id = f"{prefix}-{secrets.token_hex(16)}"
+        seed = body.seed if body.seed is not None else secrets.randbits(53)
+        param = "messages" if prefix == "chatcmpl" else "prompt"
+        requests = []
+        for prompt in prompts:
+            max_tokens = self._completion_tokens(body, len(prompt.token_ids), param)
+            params = self._sampling_params(body, options, seed=seed, max_tokens=max_tokens)
+            for _ in range(body.n):
+                index = len(requests)
+                request = Request(
+                    request_id=f"{call_id}-{index}",
+                    token_ids=list(prompt.token_ids),
+                    params=params,
+                    choice=index,
+                    priority=body.priority,
+                    cache_salt=body.cache_salt,
+                    prefix_cache=body.prefix_cache,
+                )
+                requests.append(request)
+        return Call(
+            id=call_id,
+            created=int(time.time()),
+            model=self._info.model_name,
+            seed=seed,
+            n=body.n,
+            prompts=tuple(prompts),
+            requests=tuple(requests),
+            options=options,
+        )
+
+    def _completion_tokens(self, body: GenerationBody, num_prompt_tokens: int, param: str) -> int:
+        """How many tokens may be generated beside the prompt.
+
+        Raises:
+            InvalidRequestError: The prompt is empty.
+            ContextLengthError: There is no room for what was asked.
+        """
+        if num_prompt_tokens == 0:
+            raise InvalidRequestError(f"'{param}' must not be empty (got 0 tokens).", param=param)
+        limit = self._info.max_model_len
+        asked = _max_tokens(body)
+        needed = 1 if asked is None else asked
+        if num_prompt_tokens + needed > limit:
+            raise ContextLengthError(
+                limit=limit, prompt=num_prompt_tokens, completion=needed, param=param
+            )
+        if asked is not None:
+            return asked
+        rest = limit - num_prompt_tokens
+        is_chat = isinstance(body, ChatBody)
+        return rest if is_chat else min(rest, DEFAULT_COMPLETION_TOKENS)
+
+    def _sampling_params(
+        self, body: GenerationBody, options: AnswerOptions, *, seed: int, max_tokens: int
+    ) -> SamplingParams:
+        """What the engine is told, the checkpoint's own defaults filled in."""
+        if body.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                f"'min_tokens' must be at most the {max_tokens} tokens that may be generated "
+                f"(got {body.min_tokens}).",
+                param="min_tokens",
+            )
+        self.check_token_ids(body.stop_token_ids, "stop_token_ids")
+        top_p = self._default(body.top_p, "top_p", 1.0)
+        top_k = int(self._default(body.top_k, "top_k", 0))
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=body.min_tokens,
+            temperature=_as_float32(self._default(body.temperature, "temperature", 1.0)),
+            top_k=1 if top_p == 0 else _top_k(top_k, self._info.vocab_size),
+            top_p=top_p or 1.0,
+            min_p=self._default(body.min_p, "min_p", 0.0),
+            seed=seed,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            repetition_penalty=self._default(body.repetition_penalty, "repetition_penalty", 1.0),
+            logit_bias=self._logit_bias(body),
+            stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+            stop_token_ids=frozenset(body.stop_token_ids),
+            include_stop_str_in_output=body.include_stop_str_in_output,
+            ignore_eos=body.ignore_eos,
+            skip_special_tokens=body.skip_special_tokens,
+            logprobs=options.logprobs,
+            prompt_logprobs=options.logprobs if options.echo else None,
+        )
+
+    def _default(self, value: float | None, name: str, neutral: float) -> float:
+        """The client's value, else the checkpoint's, else the neutral one."""
+        if value is not None:
+            return value
+        return float(self._info.default_params.get(name, neutral))
+
+    def _logit_bias(self, body: GenerationBody) -> Mapping[int, float]:
+        if not body.logit_bias:
+            return NO_BIAS
+        bias = {}
+        for key, value in body.logit_bias.items():
+            try:
+                token_id = int(key)
+            except ValueError:
+                raise InvalidRequestError(
+                    f"'logit_bias' must have token ids as keys (got '{key[:80]}').",
+                    param="logit_bias",
+                ) from None
+            bias[token_id] = value
+        self.check_token_ids(tuple(bias), "logit_bias")
+        return bias
+
+
+def _prompt_forms(body: CompletionBody) -> tuple[list[str], list[list[int]]]:
+    """The prompts as texts and as lists of ids; one of the two is empty."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt], []
+    texts = [entry for entry in prompt if isinstance(entry, str)]
+    id_lists = [entry for entry in prompt if isinstance(entry, list)]
+    ids = [entry for entry in prompt if isinstance(entry, int)]
+    return texts, [*id_lists, *([ids] if ids else [])]
+
+
+def _check_sequences(num_prompts: int, n: int) -> None:
+    if num_prompts * n > MAX_SEQUENCES:
+        raise InvalidRequestError(
+            f"'n' times the number of prompts must be at most {MAX_SEQUENCES} "
+            f"(got {n} x {num_prompts}).",
+            param="n",
+        )
+
+
+def _max_tokens(body: GenerationBody) -> int | None:
+    """What either spelling says.
+
+    Raises:
+        InvalidRequestError: They differ.
+    """
+    one, other = body.max_tokens, body.max_completion_tokens
+    if one is not None and other is not None and one != other:
+        raise InvalidRequestError(
+            f"'max_tokens' and 'max_completion_tokens' mean the same and differ "
+            f"(got {one} and {other}). Send one of them.",
+            param="max_tokens",
+        )
+    return other if one is None else one
+
+
+def _truncate(token_ids: list[int], body: GenerationBody) -> list[int]:
+    keep = body.truncate_prompt_tokens
+    return token_ids if keep is None else token_ids[-keep:]
+
+
+def _answer_options(
+    body: GenerationBody, *, logprobs: int | None, echo: bool = False
+) -> AnswerOptions:
+    usage = bool(body.stream_options.include_usage)
+    return AnswerOptions(
+        stream=body.stream,
+        include_usage=usage,
+        continuous_usage=usage and bool(body.stream_options.continuous_usage_stats),
+        echo=echo,
+        logprobs=logprobs,
+        return_token_ids=body.return_token_ids,
+        skip_special_tokens=body.skip_special_tokens,
+        include_stop=body.include_stop_str_in_output,
+    )
+
+
+def _turn(message: Message, index: int) -> dict[str, object]:
+    """A message as templates expect it: text content, no nulls, developers as system.
+
+    Raises:
+        InvalidRequestError: Only an assistant may say nothing.
+    """
+    if message.content is None and message.role != "assistant":
+        raise InvalidRequestError(
+            f"'messages[{index}].content' is missing; only an assistant's may be null.",
+            param=f"messages[{index}].content",
+        )
+    role = "system" if message.role == "developer" else message.role
+    turn: dict[str, object] = {"role": role, "content": _content_text(message)}
+    if message.name is not None:
+        turn["name"] = message.name
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        turn["tool_calls"] = [call.model_dump(exclude_none=True) for call in message.tool_calls]
+    return turn
+
+
+def _content_text(message: Message) -> str:
+    """The content as one text; parts stand on lines of their own."""
+    if isinstance(message.content, str):
+        return message.content
+    return "\n".join(
+        part.refusal if isinstance(part, RefusalPart) else part.text
+        for part in message.content or ()
+    )
+
+
+def _as_float32(value: float) -> float:
+    """The value as the sampler's arithmetic sees it: what equals 0 there is 0."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def _top_k(top_k: int, vocab_size: int) -> int:
+    """0 for off, which -1 and the whole vocabulary are too."""
+    return 0 if top_k <= 0 or top_k >= vocab_size else top_k

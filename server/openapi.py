@@ -1,0 +1,62 @@
+"""The OpenAPI description of the request bodies.
+
+Bodies are parsed by server.json_body and server.schemas, not by FastAPI, so the description of
+what they hold is added to the routes here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from server import answers, schemas
+
+_TEMPLATE = "#/components/schemas/{model}"
+_BODIES: tuple[type[BaseModel], ...] = (
+    schemas.CompletionBody,
+    schemas.ChatBody,
+    schemas.TokenizeBody,
+    schemas.DetokenizeBody,
+    answers.Completion,
+    answers.ChatCompletionChunk,
+    answers.ErrorAnswer,
+)
+
+
+def request_body(schema: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads this body."""
+    content = {"application/json": {"schema": _reference(schema)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def responses(
+    answer: type[BaseModel], *errors: int, chunk: type[BaseModel] | None = None
+) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route: its answer, its stream's events, and its errors."""
+    good: dict[str, Any] = {"model": answer, "description": "The answer"}
+    if chunk is not None:
+        good["description"] = "The answer; a stream of such events if `stream` is true"
+        good["content"] = {"text/event-stream": {"schema": _reference(chunk)}}
+    bad = {"model": answers.ErrorAnswer, "description": "An error"}
+    return {200: good, **dict.fromkeys(errors, bad)}
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The whole description: FastAPI's, with the types of bodies and events."""
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    inputs: list[tuple[type[BaseModel], Any]] = [(body, "validation") for body in _BODIES]
+    _, definitions = models_json_schema(inputs, ref_template=_TEMPLATE)
+    components = document.setdefault("components", {}).setdefault("schemas", {})
+    for name, schema in definitions["$defs"].items():
+        components.setdefault(name, schema)
+    return document
+
+
+def _reference(schema: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _TEMPLATE.format(model=schema.__name__)}

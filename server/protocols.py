@@ -1,0 +1,96 @@
+"""What the HTTP side needs of the engine, the tokenizer and the template, and nothing more.
+
+The real ones are server.async_engine.AsyncEngine, model.tokenizer.Tokenizer and
+model.chat_template.ChatTemplate; tests bring small ones of their own. Keeps torch out of the
+modules that speak HTTP.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Protocol
+
+from server.engine_info import EngineInfo
+from server.request import Request, RequestOutput
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text, if the model has one."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, if the model has one."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text; control tokens spelled out in it stay text."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes an id adds to the text."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether an id is a control token."""
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The name of an id in the vocabulary."""
+
+
+class ChatTemplate(Protocol):
+    """Messages to token ids."""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables the template reads."""
+
+    def encode(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: object,
+    ) -> list[int]:
+        """Render the messages and tokenise them; text of messages never becomes control tokens."""
+
+
+class Engine(Protocol):
+    """Continues requests; every method belongs to the event loop."""
+
+    error: str | None
+
+    @property
+    def status(self) -> enum.Enum:
+        """LOADING, READY, DRAINING or DEAD."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the model."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template, if it has one."""
+
+    async def start(self) -> None:
+        """Load the model and begin to serve."""
+
+    def generate(self, requests: Sequence[Request]) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of all requests as they come; closing the iterator aborts what still runs."""
+
+    async def stop(self, grace: float) -> None:
+        """Let running requests finish for `grace` seconds, fail the rest, and end."""

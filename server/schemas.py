@@ -1,0 +1,331 @@
+"""What clients send: the request bodies, their types and their bounds.
+
+Every limit on something a client can make large stands here. `parse` turns pydantic's findings
+into the one error shape: the field, the bound and the value. Which fields exist at all is the
+business of server.fields; what needs the model (vocabulary, context) of server.input_processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+
+from server.errors import InvalidRequestError, UnsupportedValueError
+from server.fields import shorten
+
+MAX_N = 128
+MAX_PROMPTS = 1024
+MAX_SEQUENCES = 1024
+"""Prompts times choices of one request."""
+MAX_LOGPROBS = 20
+MAX_STOPS = 256
+MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIASES = 4096
+MAX_MESSAGES = 32_768
+INT64 = 1 << 63
+
+
+def _kind(value: object) -> str:
+    return "text" if isinstance(value, str) else "list"
+
+
+def _prompt_kind(value: object) -> str:
+    """Which of the four forms a prompt has, judged by its first element."""
+    if isinstance(value, str):
+        return "text"
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, str):
+        return "texts"
+    return "id_lists" if isinstance(first, list) else "ids"
+
+
+Finite = Field(allow_inf_nan=False)
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stop = Annotated[
+    Annotated[StopString, Tag("text")]
+    | Annotated[Annotated[list[StopString], Field(max_length=MAX_STOPS)], Tag("list")],
+    Discriminator(_kind),
+]
+TokenIds = Annotated[list[int], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Annotated[list[str], Field(max_length=MAX_PROMPTS)], Tag("texts")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS)], Tag("id_lists")],
+    Discriminator(_prompt_kind),
+]
+
+
+class Body(BaseModel):
+    """A request body; nulls are gone and unknown fields judged before it is made."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
+
+    model: str | None = None
+    """The id of the served model; may be left out, as there is only one."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside the text."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    include_usage: bool | None = None
+    """One more chunk, the last, with the token counts."""
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`: the counts so far in every chunk."""
+
+
+class GenerationBody(Body):
+    """The fields that completions and chat share."""
+
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    """0 is greedy."""
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    top_k: Annotated[int | None, Field(ge=-1, lt=INT64)] = None
+    """0 and -1 are off."""
+    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    seed: Annotated[int | None, Field(ge=-INT64, lt=INT64)] = None
+    """Choice i draws from the stream (seed, i); without one the answer reports the seed drawn."""
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    max_tokens: Annotated[int | None, Field(ge=0)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=0)] = None
+    """The same as `max_tokens`."""
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float | None, Field(gt=0, le=100)] = None
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)
+    ] = {}
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=1)] = None
+    """Keep only this many of the prompt's last tokens."""
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
+    """Lower runs first."""
+    prefix_cache: bool = True
+    cache_salt: Annotated[str, Field(max_length=256)] = ""
+    """Only requests with equal salts share cached prefixes."""
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    """A string, a list of strings, token ids, or a list of lists of token ids."""
+    echo: bool = False
+    """Begin the text with the prompt; with `max_tokens` 0 the prompt is only scored."""
+    logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+
+
+class TextPart(BaseModel):
+    """A part of a message's content."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(BaseModel):
+    """A refusal that a client replays; the template sees its text."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class FunctionCall(BaseModel):
+    """Which function an assistant called, and with what."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(BaseModel):
+    """A call that an assistant message replays."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[Part], Tag("list")], Discriminator(_kind)
+]
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    """Text or text parts; only an assistant's may be null."""
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    logprobs: bool = False
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """Continue the last message; needs `add_generation_prompt` false."""
+    chat_template_kwargs: dict[str, object] = {}
+    reasoning_effort: str | None = None
+    """Handed to a template that reads it, otherwise ignored and reported."""
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: either `prompt` or `messages`."""
+
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+    messages: Messages | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, object] = {}
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    skip_special_tokens: bool = False
+
+
+def num_prompts(body: CompletionBody) -> int:
+    """How many prompts a completions request has."""
+    return len(body.prompt) if _prompt_kind(body.prompt) in ("texts", "id_lists") else 1
+
+
+Parsed = TypeVar("Parsed", bound=Body)
+
+
+def parse(schema: type[Parsed], values: Mapping[str, object]) -> Parsed:
+    """Check the types and bounds of a body that was judged already.
+
+    Raises:
+        InvalidRequestError: Names the first field at fault, the bound and the value.
+    """
+    try:
+        return schema.model_validate(_without_nulls(values))
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=True)[0]
+        raise _explain(
+            problem["type"], problem["loc"], problem["input"], problem.get("ctx", {})
+        ) from None
+
+
+def _without_nulls(values: Mapping[str, object]) -> dict[str, object]:
+    """The fields without those that are null, in stream_options too."""
+    options = values.get("stream_options")
+    if isinstance(options, dict):
+        kept = {name: value for name, value in options.items() if value is not None}
+        return {**values, "stream_options": kept}
+    return dict(values)
+
+
+_TAGS = frozenset({"text", "list", "texts", "ids", "id_lists", "refusal"})
+
+
+def _path(location: Sequence[int | str]) -> str:
+    """`messages[0].content` from pydantic's location, without the names of union members."""
+    path = ""
+    for depth, step in enumerate(location):
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif step in _TAGS and not _is_field(location, depth):
+            continue
+        else:
+            path += f".{step}" if path else step
+    return path
+
+
+def _is_field(location: Sequence[int | str], depth: int) -> bool:
+    """Whether a step named like a tag is the field `text` or `refusal` of a part."""
+    return depth > 0 and location[depth - 1] == location[depth]
+
+
+_BOUNDS = {
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "finite_number": "must be a finite number",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be a string",
+    "list_type": "must be a list",
+    "union_type": "must be a string or a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "literal_error": "must be {expected}",
+}
+
+
+def _explain(
+    kind: str, location: Sequence[int | str], value: object, context: Mapping[str, object]
+) -> InvalidRequestError:
+    """One of pydantic's findings as a sentence."""
+    path = _path(location)
+    if kind == "missing":
+        return InvalidRequestError(
+            f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter"
+        )
+    if kind in ("too_long", "string_too_long"):
+        text = f"'{path}' must have at most {context['max_length']} {_unit(kind)}"
+        return InvalidRequestError(f"{text} (got {_size(value)}).", param=path)
+    if kind in ("too_short", "string_too_short"):
+        return InvalidRequestError(
+            f"'{path}' must not be empty (got {shorten(value)}).", param=path
+        )
+    if kind == "union_tag_not_found":
+        return InvalidRequestError(f"'{path}.type' is missing.", param=f"{path}.type")
+    if kind == "union_tag_invalid":
+        return UnsupportedValueError(
+            f"Unsupported value: '{path}.type' does not support {shorten(context['tag'])} on this "
+            f"server. Only {context['expected_tags']} is supported.",
+            param=f"{path}.type",
+        )
+    if kind == "list_type" and location[-1] in _TAGS:
+        kind = "union_type"
+    sentence = _BOUNDS.get(kind, "is malformed").format(**context)
+    return InvalidRequestError(f"'{path}' {sentence} (got {shorten(value)}).", param=path)
+
+
+def _unit(kind: str) -> str:
+    return "characters" if kind == "string_too_long" else "entries"
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, (str, list, dict)) else 1

@@ -1,0 +1,320 @@
+"""The wire format of answers: whole ones and server-sent events, from the same pieces.
+
+A writer turns the engine's outputs into chunks or one answer; `events` and `collect` drive it.
+The only writer of the wire format: whatever a client reads that is not an error was made here.
+Never waits for anything but the engine's outputs.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel
+
+from server import answers
+from server.call import Call
+from server.choices import Choice, Piece, ScoredToken, TokenNames, join
+from server.protocols import Tokenizer
+from server.request import RequestOutput
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def event(body: BaseModel | Mapping[str, object]) -> bytes:
+    """One server-sent event; ASCII, as some clients split lines at every Unicode line end."""
+    return b"data: " + encode(body) + b"\n\n"
+
+
+def encode(body: BaseModel | Mapping[str, object]) -> bytes:
+    """Strict JSON without the fields that were not set."""
+    plain = body.model_dump(exclude_unset=True) if isinstance(body, BaseModel) else body
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+
+
+class Writer(abc.ABC):
+    """Turns the engine's outputs into one call's answer.
+
+    Args:
+        call: What was asked.
+        tokenizer: Shows the tokens of log-probabilities.
+    """
+
+    def __init__(self, call: Call, tokenizer: Tokenizer) -> None:
+        self.call = call
+        names = TokenNames(tokenizer, skip_special_tokens=call.options.skip_special_tokens)
+        self._choices = [
+            Choice(names, call.prompts[index // call.n], call.options)
+            for index in range(len(call.requests))
+        ]
+        self._index = {request.request_id: i for i, request in enumerate(call.requests)}
+
+    def feed(self, output: RequestOutput) -> tuple[int, Piece]:
+        """Take in an output; returns the index of its choice and what the choice gained.
+
+        Raises:
+            ApiError: The request failed.
+        """
+        index = self._index[output.request_id]
+        return index, self._choices[index].advance(output)
+
+    def chunks(self, output: RequestOutput) -> Iterator[BaseModel]:
+        """The events of an output; a finish reason stands alone in the last of its choice."""
+        index, piece = self.feed(output)
+        if piece.is_first:
+            yield from self._opening(index)
+        if piece.text or piece.scored or (self.call.options.return_token_ids and piece.token_ids):
+            yield self._chunk(index, piece)
+        if piece.finish_reason is not None:
+            yield self._closing(index, piece)
+
+    def usage(self) -> answers.Usage:
+        """Token counts so far; each prompt counts once."""
+        prompt = sum(len(prompt.token_ids) for prompt in self.call.prompts)
+        completion = sum(choice.num_output_tokens for choice in self._choices)
+        return answers.Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=answers.PromptTokensDetails(
+                cached_tokens=sum(c.num_cached_tokens for c in self._choices[:: self.call.n])
+            ),
+        )
+
+    def _common(self) -> dict[str, Any]:
+        """What every chunk of a stream repeats."""
+        call = self.call
+        common = {
+            "id": call.id, "created": call.created, "model": call.model, "seed": call.seed,
+        }  # fmt: skip
+        return common | ({"usage": self.usage()} if call.options.continuous_usage else {})
+
+    def _ids(self, piece: Piece) -> dict[str, Any]:
+        """The token ids of a piece, if they were asked for."""
+        return {"token_ids": list(piece.token_ids)} if self.call.options.return_token_ids else {}
+
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        """The token ids of a choice's prompt, if they were asked for."""
+        ids = list(self.call.prompts[index // self.call.n].token_ids)
+        return {"prompt_token_ids": ids} if self.call.options.return_token_ids else {}
+
+    @abc.abstractmethod
+    def answer(self, pieces: Sequence[Piece]) -> BaseModel:
+        """The whole answer, from one joined piece per choice."""
+
+    @abc.abstractmethod
+    def usage_chunk(self) -> BaseModel:
+        """The last event of a stream that asked for usage."""
+
+    @abc.abstractmethod
+    def _opening(self, index: int) -> Iterator[BaseModel]:
+        """Events before the first piece of a choice."""
+
+    @abc.abstractmethod
+    def _chunk(self, index: int, piece: Piece) -> BaseModel:
+        """The event of a piece."""
+
+    @abc.abstractmethod
+    def _closing(self, index: int, piece: Piece) -> BaseModel:
+        """The last event of a choice."""
+
+
+class CompletionWriter(Writer):
+    """Writes the answers of /v1/completions."""
+
+    def answer(self, pieces: Sequence[Piece]) -> answers.Completion:
+        """The whole answer."""
+        choices = [
+            self._choice(index, piece, _ending(piece) | self._prompt_ids(index))
+            for index, piece in enumerate(pieces)
+        ]
+        return self._completion(choices, {"usage": self.usage()})
+
+    def usage_chunk(self) -> answers.Completion:
+        """The last event of a stream that asked for usage."""
+        return self._completion([], {"usage": self.usage()})
+
+    def _opening(self, index: int) -> Iterator[BaseModel]:
+        if self.call.options.return_token_ids:
+            yield self._completion([self._choice(index, Piece(), self._prompt_ids(index))])
+
+    def _chunk(self, index: int, piece: Piece) -> answers.Completion:
+        return self._completion([self._choice(index, piece)])
+
+    def _closing(self, index: int, piece: Piece) -> answers.Completion:
+        return self._completion([self._choice(index, Piece(), _ending(piece))])
+
+    def _completion(
+        self, choices: list[answers.CompletionChoice], more: Mapping[str, Any] = NOTHING
+    ) -> answers.Completion:
+        return answers.Completion(
+            object="text_completion", choices=choices, **{**self._common(), **more}
+        )
+
+    def _choice(
+        self, index: int, piece: Piece, more: Mapping[str, Any] = NOTHING
+    ) -> answers.CompletionChoice:
+        wanted = self.call.options.logprobs is not None
+        logprobs = _completion_logprobs(piece.scored) if wanted else None
+        fields: dict[str, Any] = {"finish_reason": None, **self._ids(piece), **more}
+        return answers.CompletionChoice(index=index, text=piece.text, logprobs=logprobs, **fields)
+
+
+class ChatWriter(Writer):
+    """Writes the answers of /v1/chat/completions."""
+
+    def answer(self, pieces: Sequence[Piece]) -> answers.ChatCompletion:
+        """The whole answer."""
+        choices = [
+            answers.ChatChoice(
+                index=index,
+                message=answers.AssistantMessage(
+                    role="assistant", content=piece.text, refusal=None
+                ),
+                logprobs=self._logprobs(piece),
+                **_ending(piece),
+                **self._ids(piece),
+            )
+            for index, piece in enumerate(pieces)
+        ]
+        more = {**self._common(), **self._prompt_ids(0), "usage": self.usage()}
+        return answers.ChatCompletion(object="chat.completion", choices=choices, **more)
+
+    def usage_chunk(self) -> answers.ChatCompletionChunk:
+        """The last event of a stream that asked for usage."""
+        more = {**self._common(), "usage": self.usage()}
+        return answers.ChatCompletionChunk(object="chat.completion.chunk", choices=[], **more)
+
+    def _opening(self, index: int) -> Iterator[BaseModel]:
+        delta = answers.Delta(role="assistant", content="")
+        yield self._event(index, delta, Piece()).model_copy(update=self._prompt_ids(index))
+
+    def _chunk(self, index: int, piece: Piece) -> answers.ChatCompletionChunk:
+        return self._event(index, answers.Delta(content=piece.text), piece)
+
+    def _closing(self, index: int, piece: Piece) -> answers.ChatCompletionChunk:
+        return self._event(index, answers.Delta(), Piece(), more=_ending(piece))
+
+    def _event(
+        self,
+        index: int,
+        delta: answers.Delta,
+        piece: Piece,
+        *,
+        more: Mapping[str, Any] = NOTHING,
+    ) -> answers.ChatCompletionChunk:
+        fields: dict[str, Any] = {"finish_reason": None, **self._ids(piece), **more}
+        logprobs = self._logprobs(piece) if piece.scored else None
+        choice = answers.ChunkChoice(index=index, delta=delta, logprobs=logprobs, **fields)
+        return answers.ChatCompletionChunk(
+            object="chat.completion.chunk", choices=[choice], **self._common()
+        )
+
+    def _logprobs(self, piece: Piece) -> answers.ChatLogprobs | None:
+        if self.call.options.logprobs is None:
+            return None
+        content = [_chat_logprob(token) for token in piece.scored]
+        return answers.ChatLogprobs(content=content, refusal=None)
+
+
+async def collect(writer: Writer, outputs: AsyncGenerator[RequestOutput, None]) -> bytes:
+    """The whole answer as JSON.
+
+    Raises:
+        ApiError: A request failed; the others are aborted.
+    """
+    pieces: list[list[Piece]] = [[] for _ in writer.call.requests]
+    async with aclosing(outputs):
+        async for output in outputs:
+            index, piece = writer.feed(output)
+            pieces[index].append(piece)
+    return encode(writer.answer([join(gained) for gained in pieces]))
+
+
+async def events(
+    writer: Writer, outputs: AsyncGenerator[RequestOutput, None], *, keep_alive: float
+) -> AsyncGenerator[bytes, None]:
+    """The answer as server-sent events; closing this iterator aborts what still runs.
+
+    Args:
+        writer: Makes the chunks.
+        outputs: The engine's; closed in the end.
+        keep_alive: Seconds of silence after which a comment is sent.
+
+    Raises:
+        ApiError: A request failed; the others are aborted.
+    """
+    async with aclosing(outputs):
+        async for output in _punctual(outputs, keep_alive):
+            if output is None:
+                yield KEEP_ALIVE
+                continue
+            for chunk in writer.chunks(output):
+                yield event(chunk)
+    if writer.call.options.include_usage:
+        yield event(writer.usage_chunk())
+    yield DONE
+
+
+async def _punctual(
+    outputs: AsyncIterator[RequestOutput], interval: float
+) -> AsyncIterator[RequestOutput | None]:
+    """The outputs, and None whenever there was none for `interval` seconds."""
+    while True:
+        step = asyncio.ensure_future(anext(outputs, None))
+        try:
+            while not (await asyncio.wait({step}, timeout=interval))[0]:
+                yield None
+        finally:
+            step.cancel()
+            await asyncio.wait({step})
+        output = step.result()
+        if output is None:
+            return
+        yield output
+
+
+def _ending(piece: Piece) -> dict[str, Any]:
+    """Why a choice ended; the stop string or token only if there was one."""
+    assert piece.finish_reason is not None
+    stop = {} if piece.stop_reason is None else {"stop_reason": piece.stop_reason}
+    return {"finish_reason": piece.finish_reason.value, **stop}
+
+
+def _completion_logprobs(scored: Sequence[ScoredToken]) -> answers.CompletionLogprobs:
+    return answers.CompletionLogprobs(
+        tokens=[token.token.name for token in scored],
+        token_logprobs=[token.logprob for token in scored],
+        top_logprobs=[_alternatives(token) for token in scored],
+        text_offset=[token.offset for token in scored],
+    )
+
+
+def _alternatives(token: ScoredToken) -> dict[str, float] | None:
+    """The likeliest tokens and the chosen one by name; of equal names the likelier counts."""
+    if token.logprob is None:
+        return None
+    named: dict[str, float] = {}
+    for shown, logprob in (*token.top, (token.token, token.logprob)):
+        named.setdefault(shown.name, logprob)
+    return named
+
+
+def _chat_logprob(token: ScoredToken) -> answers.TokenLogprob:
+    assert token.logprob is not None, "only the first token of a prompt has no log-probability"
+    return answers.TokenLogprob(
+        token=token.token.name,
+        bytes=list(token.token.data),
+        logprob=token.logprob,
+        top_logprobs=[
+            answers.TopLogprob(token=shown.name, bytes=list(shown.data), logprob=logprob)
+            for shown, logprob in token.top
+        ],
+    )
