@@ -1,0 +1,117 @@
+// The C interface of the native kernels, read by model/native.py through ctypes.
+//
+// Responsible for: the structs and functions both sides agree on, and nothing else.  Change
+// KV_ABI_VERSION with any of them.  The caller owns every buffer and keeps it alive; nothing here
+// keeps a pointer after it returns, except a kv_model, which keeps those it was built from.
+// Sizes and indices are checked by the caller: these functions trust what they get.
+#pragma once
+
+#include <stdint.h>
+
+#define KV_ABI_VERSION 1
+#define KV_EXPORT __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kv_pool kv_pool;
+
+// How a matrix's weights are packed (matrix.h has the layouts).
+enum {
+  KV_F32 = 0,
+  KV_BF16 = 1,
+  KV_INT8 = 2,         // scale * q,        q in -128..127, groups of 32 inputs, float16 scales
+  KV_INT4 = 3,         // scale * (q - 8),  q in 0..15
+  KV_INT4_AFFINE = 4,  // scale * q + min,  q in 0..15
+};
+
+// A linear layer's weights: y = x W^T + bias, W of shape (out_features, in_features).
+typedef struct {
+  int32_t format;
+  int32_t reserved;
+  int64_t in_features;
+  int64_t out_features;
+  const void* data;   // packed, 64-byte aligned
+  const float* bias;  // out_features, or null
+} kv_matrix;
+
+// Keys and values of one layer inside the pool (2, layers, blocks, block_size, kv_heads, head_size).
+typedef struct {
+  void* keys;          // of this layer
+  void* values;
+  int32_t is_bf16;     // else float32
+  int32_t block_size;  // a power of two
+  int32_t kv_heads;
+  int32_t head_size;
+} kv_cache_layer;
+
+// Who sees what in one flat ragged batch.  Token i of request b, counted from query_starts[b], is
+// at position key_lengths[b] - (number of its tokens) + i and sees the keys up to itself.
+typedef struct {
+  int64_t requests;
+  const int64_t* query_starts;  // requests + 1
+  const int64_t* key_lengths;   // requests
+  const int64_t* block_table;   // requests x max_blocks
+  int64_t max_blocks;
+} kv_batch;
+
+enum { KV_SILU = 0, KV_GELU_TANH = 1, KV_GELU_ERF = 2 };
+
+// ---- about the library ----
+KV_EXPORT int32_t kv_abi_version(void);
+KV_EXPORT const char* kv_instruction_set(void);  // what this library was compiled for
+KV_EXPORT const char* kv_best_instruction_set(void);  // what this processor can run
+
+// ---- threads ----
+KV_EXPORT kv_pool* kv_pool_create(int32_t threads);
+KV_EXPORT void kv_pool_destroy(kv_pool* pool);
+
+// ---- weights ----
+// Bytes of the packed form; 0 for an unknown format.
+KV_EXPORT int64_t kv_packed_bytes(int32_t format, int64_t out_features, int64_t in_features);
+// Packs float rows (source: KV_F32 or KV_BF16), rounding them to `format`.
+KV_EXPORT int32_t kv_pack_float(kv_pool* pool, int32_t format, int32_t source_format,
+                                const void* source, int64_t out_features, int64_t in_features,
+                                void* packed);
+// Packs GGUF blocks; the type's number as in the file.  Returns the packed format, -1 if there is
+// no direct form.  With `packed` null, only answers.
+KV_EXPORT int32_t kv_pack_gguf(kv_pool* pool, int32_t gguf_type, const void* source,
+                               int64_t out_features, int64_t in_features, void* packed);
+// out[i] = scale * W[rows[i]] as float32; an embedding, or the way back for tests.
+KV_EXPORT void kv_gather_rows(kv_pool* pool, const kv_matrix* matrix, const int64_t* rows,
+                              int64_t count, float scale, float* out);
+// Asks the system for huge pages under [data, data + bytes); harmless where it cannot.
+KV_EXPORT void kv_advise_huge_pages(void* data, int64_t bytes);
+
+// ---- operations; all float32, row-major ----
+// out (rows, out_stride) = x (rows, in) W^T + bias; added to what is there if `accumulate`.
+KV_EXPORT void kv_linear(kv_pool* pool, const kv_matrix* matrix, const float* x, int64_t rows,
+                         float* out, int64_t out_stride, int32_t accumulate);
+KV_EXPORT void kv_rms_norm(kv_pool* pool, const float* x, const float* weight, int64_t rows,
+                           int64_t width, float epsilon, float* out);
+KV_EXPORT void kv_layer_norm(kv_pool* pool, const float* x, const float* weight, const float* bias,
+                             int64_t rows, int64_t width, float epsilon, float* out);
+// out = act(gate) * up; `up` may be null (out = act(gate)).
+KV_EXPORT void kv_gated_activation(kv_pool* pool, int32_t activation, const float* gate,
+                                   const float* up, int64_t rows, int64_t width, int64_t stride,
+                                   float* out);
+// Turns every head of x (rows, heads, head_size), row stride given, in place by its row's position;
+// cosines and sines (positions, head_size / 2).
+KV_EXPORT void kv_rotary(kv_pool* pool, float* x, int64_t rows, int64_t row_stride, int64_t heads,
+                         int64_t head_size, const int64_t* positions, const float* cosines,
+                         const float* sines);
+// Writes k and v (rows, kv_heads, head_size), row stride given, into the slots
+// (block * block_size + offset) of the cache.
+KV_EXPORT void kv_cache_write(kv_pool* pool, const kv_cache_layer* cache, const float* k,
+                              const float* v, int64_t rows, int64_t row_stride,
+                              const int64_t* slots);
+// out (rows, heads, head_size) = softmax(scale q k^T) v over the keys each token sees, or the last
+// `window` of them if window > 0.
+KV_EXPORT void kv_attention(kv_pool* pool, const kv_cache_layer* cache, const kv_batch* batch,
+                            const float* q, int64_t q_stride, int64_t heads, float scale,
+                            int64_t window, float* out, int64_t out_stride);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,38 @@
+// What this library is, what this processor can run, and the life of a thread pool.
+//
+// The same sources are compiled once per instruction set into libraries of their own; the caller
+// asks any of them for the best one and then uses that one only.  So nothing compiled for a newer
+// processor can end up in a function an older one calls.
+#include "pool_handle.h"
+
+int32_t kv_abi_version(void) { return KV_ABI_VERSION; }
+
+const char* kv_instruction_set(void) {
+#if defined(KVSERVE_AVX512)
+  return "avx512";
+#elif defined(KVSERVE_AVX2)
+  return "avx2";
+#else
+  return "portable";
+#endif
+}
+
+const char* kv_best_instruction_set(void) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
+      !__builtin_cpu_supports("f16c"))
+    return "portable";
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vnni"))
+    return "avx512";
+  return "avx2";
+#else
+  return "portable";
+#endif
+}
+
+kv_pool* kv_pool_create(int32_t threads) { return new kv_pool(threads < 1 ? 1 : threads); }
+
+void kv_pool_destroy(kv_pool* pool) { delete pool; }

@@ -1,0 +1,391 @@
+// The tiles behind linear.h, and how a product is cut into pieces.
+#include "linear.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "pool_handle.h"
+
+#define KV_UNROLL _Pragma("GCC unroll 32")
+
+namespace kvserve {
+namespace {
+
+// Tile shapes: the accumulators must fit the registers.  Few rows take more panels at once, so
+// that enough independent sums are in flight to hide the latency of each.
+#if defined(KVSERVE_AVX512)
+constexpr int kQuantRows = 6, kQuantPanels = 2, kQuantWideRows = 3, kQuantWidePanels = 4;
+constexpr int kFloatRows = 12, kFloatPanels = 2, kFloatWideRows = 5, kFloatWidePanels = 4;
+#elif defined(KVSERVE_AVX2)
+constexpr int kQuantRows = 3, kQuantPanels = 1, kQuantWideRows = 1, kQuantWidePanels = 2;
+constexpr int kFloatRows = 5, kFloatPanels = 1, kFloatWideRows = 2, kFloatWidePanels = 2;
+#else
+constexpr int kQuantRows = 2, kQuantPanels = 1, kQuantWideRows = 1, kQuantWidePanels = 1;
+constexpr int kFloatRows = 3, kFloatPanels = 1, kFloatWideRows = 1, kFloatWidePanels = 1;
+#endif
+
+constexpr int64_t kPieceBytes = 32 * 1024;  // weights of one piece: microseconds, not more
+constexpr int64_t kRowBlock = 96;           // activations that stay in a core's cache
+
+struct Tile {
+  const LinearJob* job;
+  const Layout* layout;
+  const uint8_t* panel;  // the first of the tile
+  int64_t row;           // likewise
+  int64_t column;        // first output
+};
+
+template <int R, int V>
+KV_INLINE void finish(const Tile& t, F (&sums)[R][V]) {
+  const kv_matrix& m = *t.job->matrix;
+  KV_UNROLL
+  for (int r = 0; r < R; ++r) {
+    float* out = t.job->out + (t.row + r) * t.job->out_stride + t.column;
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) {
+      const int64_t left = m.out_features - t.column - v * W;
+      if (left <= 0) break;
+      F y = sums[r][v];
+      if (m.bias) y = y + load_upto(m.bias + t.column + v * W, left);
+      if (t.job->accumulate) y = load_upto(out + v * W, left) + y;
+      store_upto(out + v * W, y, left);
+    }
+  }
+}
+
+// One pair of inputs of one panel vector, widened to float.
+template <int Format>
+KV_INLINE void load_pair(const uint8_t* at, F* even, F* odd) {
+  if (Format == KV_F32) {
+    *even = load_as<F>(at);
+    *odd = load_as<F>(at + kPanel * 4);
+  } else {
+    const I both = load_as<I>(at);
+    *even = (F)(both << 16);
+    *odd = (F)(both & set1(int32_t(0xffff0000u)));
+  }
+}
+
+template <int Format, int R, int P>
+void float_tile(const Tile& t) {
+  constexpr int V = P * kVectors;
+  const int64_t inputs = t.job->matrix->in_features;
+  const int64_t panel_bytes = t.layout->panel_bytes;
+  constexpr int64_t pair_bytes = kPanel * 4 * (Format == KV_F32 ? 2 : 1);
+  const float* x = t.job->x + t.row * inputs;
+  F sums[R][V] = {};
+  const uint8_t* at = t.panel;
+  int64_t k = 0;
+  for (; k + 2 <= inputs; k += 2, at += pair_bytes) {
+    F even[V], odd[V];
+    KV_UNROLL
+    for (int v = 0; v < V; ++v)
+      load_pair<Format>(at + v / kVectors * panel_bytes + v % kVectors * W * 4, &even[v], &odd[v]);
+    KV_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const F xe = set1(x[r * inputs + k]);
+      KV_UNROLL
+      for (int v = 0; v < V; ++v) sums[r][v] = fma(even[v], xe, sums[r][v]);
+    }
+    KV_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const F xo = set1(x[r * inputs + k + 1]);
+      KV_UNROLL
+      for (int v = 0; v < V; ++v) sums[r][v] = fma(odd[v], xo, sums[r][v]);
+    }
+  }
+  if (k < inputs) {
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) {
+      const uint8_t* last = at + v / kVectors * panel_bytes + v % kVectors * W * 4;
+      const F even = Format == KV_F32 ? load_as<F>(last) : (F)(load_as<I>(last) << 16);
+      KV_UNROLL
+      for (int r = 0; r < R; ++r)
+        sums[r][v] = fma(even, set1(x[r * inputs + k]), sums[r][v]);
+    }
+  }
+  finish(t, sums);
+}
+
+KV_INLINE int32_t load_quad(const int8_t* x) {
+  int32_t quad;
+  std::memcpy(&quad, x, 4);
+  return quad;
+}
+
+// What the integer sums start from, so that they end as the sum over signed weights.
+template <int Format>
+KV_INLINE I first_sum(int32_t minus_sum) {
+  if (Format == KV_INT4) return set1(minus_sum) << 3;  // q - 8
+  if (Format == KV_INT8 && kExcess8Shift > 0) return set1(minus_sum) << kExcess8Shift;
+  return I{};
+}
+
+template <int Format, int R, int P>
+KV_INLINE void group_dots(const uint8_t* values, int64_t panel_bytes, const int8_t* x,
+                          int64_t x_stride, I (&dots)[R][P * kVectors]) {
+  constexpr int V = P * kVectors;
+  if (Format == KV_INT8) {
+    KV_UNROLL
+    for (int quad = 0; quad < 8; ++quad) {
+      I w[V];
+      KV_UNROLL
+      for (int v = 0; v < V; ++v)
+        w[v] = load_as<I>(values + v / kVectors * panel_bytes + quad * 64 + v % kVectors * W * 4);
+      KV_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const I x4 = set1(load_quad(x + r * x_stride + quad * 4));
+        KV_UNROLL
+        for (int v = 0; v < V; ++v) dots[r][v] = dot4_u8(dots[r][v], w[v], x4);
+      }
+    }
+  } else {
+    const I mask = set1(int32_t(0x0f0f0f0f));
+    KV_UNROLL
+    for (int half = 0; half < 4; ++half) {
+      I low[V], high[V];
+      KV_UNROLL
+      for (int v = 0; v < V; ++v) {
+        const I both =
+            load_as<I>(values + v / kVectors * panel_bytes + half * 64 + v % kVectors * W * 4);
+        low[v] = both & mask;
+        high[v] = (both >> 4) & mask;
+      }
+      KV_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const I x_low = set1(load_quad(x + r * x_stride + half * 8));
+        const I x_high = set1(load_quad(x + r * x_stride + half * 8 + 4));
+        KV_UNROLL
+        for (int v = 0; v < V; ++v)
+          dots[r][v] = dot4_u4(dot4_u4(dots[r][v], low[v], x_low), high[v], x_high);
+      }
+    }
+  }
+}
+
+template <int Format, int R, int P>
+void quantised_tile(const Tile& t) {
+  constexpr int V = P * kVectors;
+  constexpr bool affine = Format == KV_INT4_AFFINE;
+  const QuantisedRows& q = *t.job->quantised;
+  const int64_t groups = q.groups, panel_bytes = t.layout->panel_bytes;
+  constexpr int64_t group_bytes = kPanel * kGroup / (Format == KV_INT8 ? 1 : 2);
+  const uint16_t* weight_scales = reinterpret_cast<const uint16_t*>(t.panel);
+  const uint8_t* values = t.panel + t.layout->scale_bytes;
+  const int8_t* x = q.values + t.row * groups * kGroup;
+  const float* scales = q.scales + t.row * groups;
+  const int32_t* minus_sums = q.minus_sums + t.row * groups;
+  const float* scaled_sums = q.scaled_sums + t.row * groups;
+  F sums[R][V] = {};
+  for (int64_t g = 0; g < groups; ++g) {
+    I dots[R][V];
+    KV_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const I start = first_sum<Format>(minus_sums[r * groups + g]);
+      KV_UNROLL
+      for (int v = 0; v < V; ++v) dots[r][v] = start;
+    }
+    group_dots<Format, R, P>(values, panel_bytes, x + g * kGroup, groups * kGroup, dots);
+    values += group_bytes;
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) {
+      const uint16_t* s =
+          weight_scales + v / kVectors * (panel_bytes / 2) + v % kVectors * W;
+      const F scale = load_half(s);
+      F min = {};
+      if (affine) min = load_half(s + kPanel);
+      KV_UNROLL
+      for (int r = 0; r < R; ++r) {
+        sums[r][v] = fma(to_float(dots[r][v]) * scale, set1(scales[r * groups + g]), sums[r][v]);
+        if (affine) sums[r][v] = fma(min, set1(scaled_sums[r * groups + g]), sums[r][v]);
+      }
+    }
+    weight_scales += kPanel * (affine ? 2 : 1);
+  }
+  finish(t, sums);
+}
+
+using TileFunction = void (*)(const Tile&);
+
+template <int Format, int R, int P>
+constexpr TileFunction tile_function() {
+  if constexpr (Format == KV_F32 || Format == KV_BF16) return float_tile<Format, R, P>;
+  else return quantised_tile<Format, R, P>;
+}
+
+template <int Format, int P, int... Index>
+TileFunction pick(int rows, std::integer_sequence<int, Index...>) {
+  static constexpr TileFunction table[] = {tile_function<Format, Index + 1, P>()...};
+  return table[rows - 1];
+}
+
+struct TileRange {
+  int max_rows;
+  int panels;
+  TileFunction (*of)(int rows);
+};
+
+template <int Format, int R, int P>
+constexpr TileRange tile_range() {
+  return {R, P, [](int rows) { return pick<Format, P>(rows, std::make_integer_sequence<int, R>()); }};
+}
+
+// Widest first; a tile needs `panels` panels left and is used for at most `max_rows` rows.
+struct FormatTiles {
+  TileRange wide, usual, narrow;
+};
+
+template <int Format>
+constexpr FormatTiles quantised_tiles() {
+  return {tile_range<Format, kQuantWideRows, kQuantWidePanels>(),
+          tile_range<Format, kQuantRows, kQuantPanels>(), tile_range<Format, kQuantRows, 1>()};
+}
+template <int Format>
+constexpr FormatTiles float_tiles() {
+  return {tile_range<Format, kFloatWideRows, kFloatWidePanels>(),
+          tile_range<Format, kFloatRows, kFloatPanels>(), tile_range<Format, kFloatRows, 1>()};
+}
+
+constexpr FormatTiles kTiles[] = {float_tiles<KV_F32>(), float_tiles<KV_BF16>(),
+                                  quantised_tiles<KV_INT8>(), quantised_tiles<KV_INT4>(),
+                                  quantised_tiles<KV_INT4_AFFINE>()};
+
+// One piece: some neighbouring panels of one job, for one block of rows.
+void run_piece(const LinearJob& job, const Layout& layout, int64_t panel, int64_t panels_end,
+               int64_t row_begin, int64_t row_end) {
+  const FormatTiles& tiles = kTiles[job.matrix->format];
+  const int64_t rows = row_end - row_begin;
+  while (panel < panels_end) {
+    const int64_t left = panels_end - panel;
+    const TileRange& range = rows <= tiles.wide.max_rows && left >= tiles.wide.panels ? tiles.wide
+                             : left >= tiles.usual.panels                             ? tiles.usual
+                                                                                      : tiles.narrow;
+    Tile tile{&job, &layout,
+              static_cast<const uint8_t*>(job.matrix->data) + panel * layout.panel_bytes,
+              row_begin, panel * kPanel};
+    for (int64_t count = ceil_div(rows, range.max_rows); count > 0; --count) {
+      const int height = static_cast<int>(ceil_div(row_end - tile.row, count));
+      range.of(height)(tile);
+      tile.row += height;
+    }
+    panel += range.panels;
+  }
+}
+
+struct JobPieces {
+  Layout layout;
+  int64_t panels_per_piece;
+  int64_t panel_pieces;
+  int64_t first;  // piece number
+};
+
+JobPieces cut(const LinearJob& job, int64_t first) {
+  JobPieces cut;
+  cut.layout = layout_of(job.matrix->format, job.matrix->out_features, job.matrix->in_features);
+  cut.panels_per_piece =
+      std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(1, cut.layout.panel_bytes) / 4) * 4;
+  cut.panel_pieces = ceil_div(cut.layout.panels, cut.panels_per_piece);
+  cut.first = first;
+  return cut;
+}
+
+}  // namespace
+
+void run_linear(ThreadPool& pool, const LinearJob* jobs, int job_count, int64_t rows) {
+  constexpr int kMaxJobs = 8;
+  JobPieces pieces[kMaxJobs];
+  int64_t per_block = 0;
+  for (int j = 0; j < job_count; ++j) {
+    pieces[j] = cut(jobs[j], per_block);
+    per_block += pieces[j].panel_pieces;
+  }
+  const int64_t blocks = ceil_div(rows, kRowBlock);
+  const int64_t block_rows = ceil_div(ceil_div(rows, blocks), 12) * 12;
+  pool.run(blocks * per_block, [&](int64_t piece, int) {
+    const int64_t row_begin = piece / per_block * block_rows;
+    const int64_t row_end = std::min(rows, row_begin + block_rows);
+    if (row_begin >= row_end) return;
+    const int64_t in_block = piece % per_block;
+    int j = job_count - 1;
+    while (pieces[j].first > in_block) --j;
+    const int64_t panel = (in_block - pieces[j].first) * pieces[j].panels_per_piece;
+    run_piece(jobs[j], pieces[j].layout, panel,
+              std::min(pieces[j].layout.panels, panel + pieces[j].panels_per_piece), row_begin,
+              row_end);
+  });
+}
+
+// ---- activations ----
+
+int64_t QuantisedRows::bytes(int64_t rows, int64_t width) {
+  const int64_t groups = ceil_div(width, kGroup);
+  return ceil_div(rows * groups * (kGroup + 12), 64) * 64 + 64;
+}
+
+void QuantisedRows::bind(void* memory, int64_t rows, int64_t width) {
+  groups = ceil_div(width, kGroup);
+  values = static_cast<int8_t*>(memory);
+  scales = reinterpret_cast<float*>(values + rows * groups * kGroup);
+  minus_sums = reinterpret_cast<int32_t*>(scales + rows * groups);
+  scaled_sums = reinterpret_cast<float*>(minus_sums + rows * groups);
+}
+
+void QuantisedRows::quantise_row(int64_t row, const float* x, int64_t width) {
+  constexpr int V = kGroup / W;
+  for (int64_t g = 0; g < groups; ++g) {
+    float padded[kGroup];
+    const float* source = x + g * kGroup;
+    if (width - g * kGroup < kGroup) {
+      std::memset(padded, 0, sizeof padded);
+      std::memcpy(padded, source, sizeof(float) * (width - g * kGroup));
+      source = padded;
+    }
+    // As whole numbers the magnitudes order like floats, with NaN above all: it reaches the scale
+    // and so the output, instead of becoming some finite number.
+    I largest = {};
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) {
+      const I magnitude = (I)abs(load(source + v * W));
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    const int32_t bits = reduce_max(largest);
+    float amax;
+    std::memcpy(&amax, &bits, 4);
+    const float scale = amax / 127.0f;
+    const F inverse = set1(amax < 1e-30f ? 0.0f : 127.0f / amax);
+    I sum = {};
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) {
+      const I q = to_int(round_even(load(source + v * W) * inverse));
+      store_bytes(values + (row * groups + g) * kGroup + v * W, q);
+      sum = sum + q;
+    }
+    const int64_t at = row * groups + g;
+    const int32_t total = reduce_add(sum);
+    scales[at] = scale;
+    minus_sums[at] = -total;
+    scaled_sums[at] = scale * static_cast<float>(total);
+  }
+}
+
+}  // namespace kvserve
+
+using namespace kvserve;
+
+void kv_linear(kv_pool* pool, const kv_matrix* matrix, const float* x, int64_t rows, float* out,
+               int64_t out_stride, int32_t accumulate) {
+  if (rows <= 0) return;
+  PoolCall call(pool);
+  std::vector<uint8_t> memory;
+  QuantisedRows quantised;
+  if (is_quantised(matrix->format)) {
+    memory.resize(QuantisedRows::bytes(rows, matrix->in_features));
+    quantised.bind(memory.data(), rows, matrix->in_features);
+    call->run(rows, [&](int64_t row, int) {
+      quantised.quantise_row(row, x + row * matrix->in_features, matrix->in_features);
+    });
+  }
+  const LinearJob job{matrix, x, &quantised, out, out_stride, accumulate != 0};
+  run_linear(*call, &job, 1, rows);
+}

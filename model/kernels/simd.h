@@ -1,0 +1,279 @@
+// Vectors: the only file that knows instruction sets.
+//
+// Responsible for: one float vector type F of W lanes and one int32 vector type I, their loads and
+// stores, and the integer dot product behind the quantised linear layers.  Everything else is
+// written once on top of it and compiled once per instruction set:
+//
+//   KVSERVE_AVX512   16 lanes, AVX-512 F/BW/DQ/VL with VNNI
+//   KVSERVE_AVX2      8 lanes, AVX2 with FMA and F16C
+//   (neither)         4 lanes, the compiler's vector extension: SSE2, NEON or anything else
+//
+// Rule for all users: an element's value must not depend on the lane it sits in.  All operations
+// here are lane-wise, and a partial load fills the missing lanes with zeros, so a row's tail goes
+// through the very same operations as its body.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(KVSERVE_AVX512) || defined(KVSERVE_AVX2)
+#include <immintrin.h>
+#endif
+
+#define KV_INLINE inline __attribute__((always_inline))
+
+namespace kvserve {
+
+#if defined(KVSERVE_AVX512)
+constexpr int W = 16;
+#elif defined(KVSERVE_AVX2)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float F __attribute__((vector_size(4 * W)));
+typedef int32_t I __attribute__((vector_size(4 * W)));
+typedef uint32_t U __attribute__((vector_size(4 * W)));
+
+// A panel is 16 outputs wide on every instruction set, so packed weights do not depend on it.
+constexpr int kPanel = 16;
+constexpr int kVectors = kPanel / W;  // vectors per panel
+
+KV_INLINE F set1(float x) { return F{} + x; }
+KV_INLINE I set1(int32_t x) { return I{} + x; }
+
+template <class Vector>
+KV_INLINE Vector load_as(const void* p) {
+  Vector v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+KV_INLINE F load(const float* p) { return load_as<F>(p); }
+KV_INLINE void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
+
+// The first `n` lanes, n < W; the others are zero.
+KV_INLINE F load_partial(const float* p, int64_t n) {
+#if defined(KVSERVE_AVX512)
+  return (F)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
+#else
+  float lanes[W] = {};
+  std::memcpy(lanes, p, sizeof(float) * n);
+  return load(lanes);
+#endif
+}
+KV_INLINE void store_partial(float* p, F v, int64_t n) {
+#if defined(KVSERVE_AVX512)
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), (__m512)v);
+#else
+  std::memcpy(p, &v, sizeof(float) * n);
+#endif
+}
+// min(n, W) lanes.
+KV_INLINE F load_upto(const float* p, int64_t n) { return n >= W ? load(p) : load_partial(p, n); }
+KV_INLINE void store_upto(float* p, F v, int64_t n) {
+  if (n >= W) store(p, v);
+  else store_partial(p, v, n);
+}
+
+// a * b + c, rounded once where the processor can.  The compiler may not fuse on its own
+// (-ffp-contract=off): what is fused is decided here, once, for every tile shape.
+KV_INLINE F fma(F a, F b, F c) {
+#if defined(KVSERVE_AVX512)
+  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(KVSERVE_AVX2)
+  return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+KV_INLINE F max(F a, F b) {
+#if defined(KVSERVE_AVX512)
+  return (F)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(KVSERVE_AVX2)
+  return (F)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+KV_INLINE F min(F a, F b) {
+#if defined(KVSERVE_AVX512)
+  return (F)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(KVSERVE_AVX2)
+  return (F)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+KV_INLINE F abs(F a) { return (F)((I)a & set1(int32_t(0x7fffffff))); }
+
+KV_INLINE F to_float(I v) { return __builtin_convertvector(v, F); }
+// Truncates; used on values that are already whole.
+KV_INLINE I to_int(F v) { return __builtin_convertvector(v, I); }
+// To the nearest whole number, ties to even, for |v| < 2^22.
+KV_INLINE F round_even(F v) {
+  const F magic = set1(12582912.0f);  // 1.5 * 2^23: no fraction bits left
+  return (v + magic) - magic;
+}
+
+// Sum and maximum over the lanes, by a fixed tree.
+KV_INLINE float reduce_add(F v) {
+#if defined(KVSERVE_AVX512)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  float a[W];
+  store(a, v);
+  for (int step = W / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) a[i] = a[i] + a[i + step];
+  return a[0];
+#endif
+}
+KV_INLINE float reduce_max(F v) {
+#if defined(KVSERVE_AVX512)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
+  float a[W];
+  store(a, v);
+  for (int step = W / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) a[i] = a[i] > a[i + step] ? a[i] : a[i + step];
+  return a[0];
+#endif
+}
+// Exact, so the order is free.
+KV_INLINE int32_t reduce_add(I v) {
+#if defined(KVSERVE_AVX512)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < W; ++i) sum += v[i];
+  return sum;
+#endif
+}
+KV_INLINE int32_t reduce_max(I v) {
+#if defined(KVSERVE_AVX512)
+  return _mm512_reduce_max_epi32((__m512i)v);
+#else
+  int32_t largest = v[0];
+  for (int i = 1; i < W; ++i) largest = v[i] > largest ? v[i] : largest;
+  return largest;
+#endif
+}
+// The lowest byte of every lane.
+KV_INLINE void store_bytes(int8_t* p, I v) {
+#if defined(KVSERVE_AVX512)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)v));
+#else
+  for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(v[i]);
+#endif
+}
+
+// ---- bfloat16 and float16 -----------------------------------------------------------------
+
+KV_INLINE float bf16_to_float(uint16_t h) {
+  const uint32_t bits = static_cast<uint32_t>(h) << 16;
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+// To nearest, ties to even; a NaN stays a NaN.
+KV_INLINE uint16_t float_to_bf16(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+KV_INLINE F load_bf16(const uint16_t* p) {
+#if defined(KVSERVE_AVX512)
+  return (F)_mm512_slli_epi32(
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16);
+#elif defined(KVSERVE_AVX2)
+  return (F)_mm256_slli_epi32(
+      _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16);
+#else
+  U u;
+  for (int i = 0; i < W; ++i) u[i] = static_cast<uint32_t>(p[i]) << 16;
+  return (F)u;
+#endif
+}
+
+KV_INLINE float half_to_float(uint16_t h) {
+#if defined(KVSERVE_AVX512) || defined(KVSERVE_AVX2)
+  return _cvtsh_ss(h);
+#else
+  // Shifted into place, the exponent is 112 too small; one exact multiplication mends it, and
+  // takes subnormals along.  Infinity and NaN keep their full exponent.
+  const uint32_t magnitude = static_cast<uint32_t>(h & 0x7fff) << 13;
+  float f;
+  std::memcpy(&f, &magnitude, 4);
+  f *= 5.192296858534828e+33f;  // 2^112
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  if ((h & 0x7c00) == 0x7c00) bits = magnitude | 0x7f800000u;
+  bits |= static_cast<uint32_t>(h & 0x8000) << 16;
+  std::memcpy(&f, &bits, 4);
+  return f;
+#endif
+}
+KV_INLINE F load_half(const uint16_t* p) {
+#if defined(KVSERVE_AVX512)
+  return (F)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(KVSERVE_AVX2)
+  return (F)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  U h;
+  for (int i = 0; i < W; ++i) h[i] = p[i];
+  return (F)((U)((F)((h & 0x7fffu) << 13) * set1(5.192296858534828e+33f)) |
+             ((h & 0x8000u) << 16));  // scales are finite: no case for infinity
+#endif
+}
+
+// ---- integer dot product ------------------------------------------------------------------
+//
+// Every int32 lane holds four unsigned weight bytes of one output; x4 holds the four signed
+// activations of the same inputs, the same in every lane.  Exact, whatever the instruction.
+
+// Unsigned 4-bit weights (0..15).
+KV_INLINE I dot4_u4(I sum, I w, I x4) {
+#if defined(KVSERVE_AVX512)
+  return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x4);
+#elif defined(KVSERVE_AVX2)
+  const __m256i pairs = _mm256_maddubs_epi16((__m256i)w, (__m256i)x4);  // at most 2 * 15 * 128
+  return sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+  typedef int16_t S __attribute__((vector_size(4 * W)));
+  const S we = (S)w & 0xff, wo = (S)((U)w >> 8 & 0x00ff00ffu);
+  const S xe = (S)((S)x4 << 8) >> 8, xo = (S)x4 >> 8;
+  const I pairs = (I)(S)(we * xe + wo * xo);
+  return sum + ((I)(pairs << 16) >> 16) + (pairs >> 16);
+#endif
+}
+
+// 8-bit weights stored as w + 128.  The sum is too large by kExcess8 * sum(x) on AVX-512, which
+// multiplies unsigned by signed; the others go back to signed weights first.
+#if defined(KVSERVE_AVX512)
+constexpr int kExcess8Shift = 7;
+#else
+constexpr int kExcess8Shift = -1;  // no correction
+#endif
+
+KV_INLINE I dot4_u8(I sum, I w, I x4) {
+#if defined(KVSERVE_AVX512)
+  return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x4);
+#elif defined(KVSERVE_AVX2)
+  // maddubs saturates at 16 bits: |w| <= 128 and |x| <= 127 keep a pair at 32512.
+  const __m256i ws = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(-128));
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(ws), _mm256_sign_epi8((__m256i)x4, ws));
+  return sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+  typedef int16_t S __attribute__((vector_size(4 * W)));
+  const S ws = (S)(w ^ set1(int32_t(0x80808080u)));
+  const S we = (S)(ws << 8) >> 8, wo = ws >> 8;
+  const S xe = (S)((S)x4 << 8) >> 8, xo = (S)x4 >> 8;
+  const I pairs = (I)(S)(we * xe + wo * xo);
+  return sum + ((I)(pairs << 16) >> 16) + (pairs >> 16);
+#endif
+}
+
+}  // namespace kvserve
