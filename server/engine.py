@@ -23,7 +23,13 @@ from server.cache_plan import CachePlan, plan_cache
 from server.config import EngineConfig
 from server.engine_info import EngineInfo
 from server.output_processor import OutputProcessor
-from server.request import Request, RequestOutput, SamplingParams, TokenLogprob
+from server.request import (
+    Request,
+    RequestOutput,
+    RequestStatus,
+    SamplingParams,
+    TokenLogprob,
+)
 from server.resources import available_memory, cpu_count
 from server.runner import ModelRunner
 from server.sampler import Sampler, SamplerOutput
@@ -110,12 +116,16 @@ class Engine:
             request = entry.request
             if request.params.prompt_logprobs is None:
                 continue
-            self._score_prompt(entry, first_row, hidden)
+            try:
+                self._score_prompt(entry, first_row, hidden)
+            except ValueError as error:  # its logits are not finite; the others go on
+                output = self._output_processor.fail(request, str(error))
+                finished.append(self._finish(request, output))
+                continue
             prompt_done = request.num_computed_tokens >= request.num_prompt_tokens
             if request.params.max_tokens == 0 and prompt_done:
-                finished.append(
-                    self._finish(request, self._output_processor.finish_scoring(request))
-                )
+                output = self._output_processor.finish_scoring(request)
+                finished.append(self._finish(request, output))
         return finished
 
     def _score_prompt(self, entry: ScheduledRequest, first_row: int, hidden: Tensor) -> None:
@@ -136,10 +146,11 @@ class Engine:
         """Hand each chosen token to its request; end those that are done."""
         if sampled is None:
             return []
-        outputs = []
-        for row, entry in enumerate(batch.sampling):
-            outputs.append(self._finish(entry.request, self._output(entry.request, sampled, row)))
-        return outputs
+        return [
+            self._finish(entry.request, self._output(entry.request, sampled, row))
+            for row, entry in enumerate(batch.sampling)
+            if entry.request.status is RequestStatus.RUNNING  # scoring may have ended it
+        ]
 
     def _output(self, request: Request, sampled: SamplerOutput, row: int) -> RequestOutput:
         if row in sampled.failed:
@@ -213,28 +224,28 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
 
 def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> tuple[KVCachePool, CachePlan]:
     """Decide how large the cache is, and allocate it beside the weights."""
-    shape = {
-        "num_layers": loaded.config.num_layers,
-        "num_kv_heads": loaded.config.num_kv_heads,
-        "head_dim": loaded.config.head_dim,
-        "dtype": loaded.dtype,
-    }
+    model = loaded.config
     on_gpu = loaded.device.type == "cuda"
     plan = plan_cache(
         weights_bytes=loaded.num_bytes,
-        bytes_per_token=KVCachePool.bytes_per_token(**shape),
+        bytes_per_token=KVCachePool.bytes_per_token(
+            model.num_layers, model.num_kv_heads, model.head_dim, loaded.dtype
+        ),
         memory=config.kv_cache_memory,
         available=torch.cuda.mem_get_info()[0] if on_gpu else available_memory(),
         block_size=config.block_size,
-        context=loaded.config.max_position_embeddings,
+        context=model.max_position_embeddings,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
     )
     pool = KVCachePool(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=loaded.dtype,
         num_blocks=plan.num_blocks + 1,  # and the padding block
         block_size=plan.block_size,
         device=loaded.device,
-        **shape,
     )
     return pool, plan
 

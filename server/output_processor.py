@@ -69,11 +69,14 @@ class OutputProcessor:
     ) -> RequestOutput:
         detokenizer = self._detokenizers[request.request_id]
         request.token_ids.append(token_id)
+        reason: FinishReason | None
+        stop_reason: str | int | None
         reason, stop_reason = self._stop_token(request, token_id)
         hidden = reason is not None and not self._shows(request, token_id)
-        text = "" if hidden else detokenizer.append(token_id)
-        if detokenizer.stop is not None:
-            reason, stop_reason = FinishReason.STOP, detokenizer.stop
+        detokenized = detokenizer.append(() if hidden else (token_id,))
+        text = detokenized.text
+        if detokenized.stop is not None:
+            reason, stop_reason = FinishReason.STOP, detokenized.stop
         elif reason is None and request.num_output_tokens >= request.params.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:

@@ -43,8 +43,8 @@ class ForwardInput:
     def within(cls, buffer: Ints, *, max_tokens: int, max_requests: int) -> ForwardInput:
         """Divide a flat buffer; what is left after the five lists is the block table."""
         sizes = [max_tokens, max_tokens, max_tokens, max_requests + 1, max_requests]
-        *lists, table = np.split(buffer, np.cumsum(sizes))
-        return cls(*lists, table.reshape(max_requests, -1))
+        ids, positions, slots, starts, lengths, table = np.split(buffer, np.cumsum(sizes))
+        return cls(ids, positions, slots, starts, lengths, table.reshape(max_requests, -1))
 
     @staticmethod
     def size(*, max_tokens: int, max_requests: int, max_blocks: int) -> int:
@@ -185,7 +185,7 @@ class ModelRunner:
     def _tensors(self, num_tokens: int, num_requests: int) -> tuple[Tensor, ...]:
         """The buffer's windows on the device, cut to what this batch uses."""
         sizes = [self._max_tokens] * 3 + [self._max_requests + 1, self._max_requests]
-        *lists, table = self._device.split([*sizes, len(self._device) - sum(sizes)])
+        *lists, table = self._device.split_with_sizes([*sizes, len(self._device) - sum(sizes)])
         used = [num_tokens] * 3 + [num_requests + 1, num_requests]
         cut = [window[:count] for window, count in zip(lists, used, strict=True)]
         return (*cut, table.view(self._max_requests, -1)[:num_requests])
