@@ -108,8 +108,7 @@ class Scheduler:
         max_prompt_tokens_beside_decodes: int = 64,
     ) -> None:
         self.manager = manager
-        # Every running request must get its one token in each step.
-        self._max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
+        self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._max_beside_decodes = max_prompt_tokens_beside_decodes
@@ -158,13 +157,11 @@ class Scheduler:
             The batch to compute, to be followed by `commit`; None if there is nothing to do.
         """
         step = _Step(self._max_num_batched_tokens, self._max_beside_decodes)
-        num_preemptions = self.num_preemptions
         for request in sorted(self._running, key=_is_catching_up):
             # A preemption on behalf of an earlier one may have hit this one meanwhile.
             if request.status is RequestStatus.RUNNING and step.grant(request) > 0:
                 self._continue(request, step)
-        if self.num_preemptions == num_preemptions:  # else the victim would come straight back
-            self._admit(step)
+        self._admit(step)
         return step.to_batch()
 
     def commit(self, batch: Batch) -> None:
@@ -216,6 +213,8 @@ class Scheduler:
         """Start waiting requests in order, until one of them does not fit."""
         while self._waiting and len(self._running) < self._max_num_seqs:
             request = self._waiting[0]
+            # Starting only in a step with room for all who run and one more token keeps those who
+            # decode within the budget for good, however many seats there are.
             if step.is_full or self._prefix_is_coming(request, step):
                 return
             region = self.manager.allocate(
@@ -238,10 +237,11 @@ class Scheduler:
             step.schedule(request)
 
     def _prefix_is_coming(self, request: Request, step: _Step) -> bool:
-        """Whether this very step computes the next block that `request` could share.
+        """Whether someone in this step is about to compute the next block `request` could share.
 
         Then it waits for the next step, and with it those behind: equal prompts that arrive
-        together are computed once. It cannot wait for ever, for each time it finds one block more.
+        together are computed once. It cannot wait for ever: whoever is in a step gets on, and who
+        has passed that block is waited for no longer.
         """
         if not (self.manager.prefix_caching and _may_share(request)):
             return False
@@ -251,7 +251,7 @@ class Scheduler:
         if stop >= len(tokens):
             return False
         return any(
-            entry.start < stop <= entry.stop
+            entry.start < stop
             and entry.request.cache_salt == request.cache_salt
             and entry.request.token_ids[:stop] == tokens[:stop]
             for entry in step

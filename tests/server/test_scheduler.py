@@ -163,7 +163,8 @@ def test_no_step_exceeds_its_budget_or_its_seats(budget: int) -> None:
     """Tokens and requests of a step stay within their limits, and single tokens come first."""
     server = make_server(max_num_batched_tokens=budget, max_num_seqs=3)
     server.add(*(make_request([n] * (3 * n + 1)) for n in range(1, 8)))
-    server.run()
+    while server.step():
+        assert server.scheduler.num_running <= min(3, budget)  # else one would get no token
     for batch in server.batches:
         counts = [entry.num_new_tokens for entry in batch.scheduled]
         assert 0 < sum(counts) == batch.num_tokens <= budget
@@ -201,18 +202,20 @@ def test_rows_of_a_batch_are_laid_out_one_request_after_the_other() -> None:
     assert batch.sampling == [scheduled[0], scheduled[3]]
 
 
-def test_streams_go_on_while_a_long_prompt_is_computed() -> None:
+@pytest.mark.parametrize(("budget", "beside"), [(64, 6), (9, 64)])
+def test_streams_go_on_while_a_long_prompt_is_computed(budget: int, beside: int) -> None:
     """A long prompt adds few tokens to each step, and the decoding requests are in all of them."""
-    server = make_server(max_prompt_tokens_beside_decodes=6)
+    server = make_server(max_num_batched_tokens=budget, max_prompt_tokens_beside_decodes=beside)
     streams = [make_request([n], max_tokens=30) for n in range(3)]
     server.add(*streams)
     server.step()
-    newcomer = make_request([7] * 61)
+    newcomer = make_request([7] * 61, priority=-1)
     server.add(newcomer)
     while newcomer.num_output_tokens == 0:
         batch = server.step()
-        assert [request for request, _, _ in parts(batch)[:3]] == streams
-        assert 0 < sum(new for _, _, new in parts(batch)[3:]) <= 6
+        new = {request: num_new for request, _, num_new in parts(batch)}
+        assert [new[stream] for stream in streams] == [1, 1, 1]
+        assert 0 < new[newcomer] <= 6
     assert newcomer.status is RequestStatus.RUNNING
 
 
@@ -288,14 +291,14 @@ def test_a_lower_priority_gives_way_to_a_higher_one_that_came_later() -> None:
 
 
 def test_a_preempted_request_waits_ahead_of_newcomers() -> None:
-    """Of equal priority, who was running before is the first to be admitted again."""
-    server = make_server(num_blocks=6)
-    older, younger = (make_request([n] * 7, max_tokens=13) for n in (1, 2))
-    server.add(older, younger)
+    """Of equal priority and arrival, who was running before is the first to be admitted again."""
+    server = make_server(num_blocks=6, max_num_seqs=2)
+    older = make_request([1] * 7, max_tokens=13)
+    younger, newcomer = (make_request([n] * 7, max_tokens=13, arrival_time=1e9) for n in (2, 3))
+    server.add(older, younger, newcomer)
     while not server.scheduler.num_preemptions:
         server.step()
-    newcomer = make_request([3])
-    server.add(newcomer)
+    assert younger.num_preemptions == 1
     while younger.region is None:
         assert newcomer.region is None
         server.step()
@@ -309,7 +312,7 @@ def test_a_newcomer_leaves_a_block_for_each_running_request() -> None:
     server.step()
     server.add(newcomer)
     server.step()
-    assert newcomer.region is None
+    assert newcomer.num_output_tokens == 0
     server.run()
     assert server.scheduler.num_preemptions == 0
 
@@ -337,9 +340,21 @@ def test_a_repeated_prompt_computes_only_what_is_not_cached() -> None:
     assert (repeated.num_cached_tokens, extended.num_cached_tokens) == (12, 16)
 
 
-def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
+def test_a_prompt_cached_under_another_salt_is_computed() -> None:
+    """Requests share with those of their own salt and with no others."""
+    server = make_server()
+    server.add(make_request([1] * 9, cache_salt="alice"))
+    server.run()
+    bob, alice = (make_request([1] * 9, cache_salt=salt) for salt in ("bob", "alice"))
+    server.add(bob, alice)
+    server.run()
+    assert (bob.num_cached_tokens, alice.num_cached_tokens) == (0, 8)
+
+
+@pytest.mark.parametrize("budget", [6, 7, 16, 64])
+def test_equal_prompts_that_arrive_together_are_computed_once(budget: int) -> None:
     """Later ones wait for the blocks being computed, also over several chunks, and share them."""
-    server = make_server(max_num_batched_tokens=16)
+    server = make_server(max_num_batched_tokens=budget)
     prompt = [n % 7 for n in range(42)]
     requests = [make_request(prompt, max_tokens=3) for _ in range(6)]
     server.add(*requests)
@@ -365,6 +380,17 @@ def test_waiting_for_a_shared_beginning_ends_with_it() -> None:
     while second.num_output_tokens == 0:
         server.step()
     assert second.num_cached_tokens == 8
+
+
+def test_nobody_waits_for_a_block_that_was_computed_and_forgotten() -> None:
+    """After a reset of the cache an equal prompt starts at once, though the first still runs."""
+    server = make_server()
+    first, second = make_request([1] * 9, max_tokens=50), make_request([1] * 9)
+    server.add(first)
+    server.step()
+    server.scheduler.manager.reset_prefix_cache()
+    server.add(second)
+    assert parts(server.step()) == [(first, 9, 1), (second, 0, 9)]
 
 
 @pytest.mark.parametrize("difference", ["salt", "declined", "no caching"])
