@@ -163,7 +163,7 @@ class _BoundedReader(GGUFReader):
     ) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
         """Read an array as one part; the package makes one of each element, which takes seconds."""
         if raw_type != GGUFValueType.ARRAY:
-            return super()._get_field_parts(orig_offs, raw_type)
+            return super()._get_field_parts(orig_offs, int(raw_type))
         item_type = GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
         count = int(self._get(orig_offs + 4, np.uint64)[0])
         start = orig_offs + 12

@@ -1,0 +1,115 @@
+"""GGUF twins of the tiny checkpoints: the same float32 weights as the conversion would write them.
+
+Tensor names come from the `gguf` package's own table; the row order of a llama's queries and keys
+and the turned-over matrices of gpt2 are the conversion's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from checkpoints import BOS, END, VOCAB_SIZE
+from safetensors.numpy import load_file
+from transformers import AutoConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+Array = npt.NDArray[np.float32]
+
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gpt2": gguf.MODEL_ARCH.GPT2,
+}
+
+
+def write_twin(folder: Path, path: Path) -> Path:
+    """Write the checkpoint in `folder` as a GGUF file at `path`, which is returned."""
+    config = AutoConfig.from_pretrained(folder)
+    arch = ARCHITECTURES[config.model_type]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    _add_shape(writer, config)
+    _add_vocabulary(writer, folder)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    for name, weight in load_file(folder / "model.safetensors").items():
+        written = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(written, np.ascontiguousarray(_converted(name, weight, config)))
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _frequency_factors(config))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_shape(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    if config.model_type == "gpt2":
+        writer.add_feed_forward_length(config.n_inner or 4 * config.hidden_size)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        return
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if config.model_type in ("qwen3", "gemma3_text"):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    if config.model_type == "gemma3_text":
+        writer.add_sliding_window(config.sliding_window)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    special = {token["content"]: token["id"] for token in content["added_tokens"]}
+    tokens = sorted(vocabulary | special, key=(vocabulary | special).__getitem__)
+    assert len(tokens) == VOCAB_SIZE
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_token_types([control if token in special else normal for token in tokens])
+    writer.add_token_merges(["> >"])  # the format has no empty list; the folder has no merges
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(END)
+    writer.add_add_bos_token(False)
+    template = folder / "chat_template.jinja"
+    if template.exists():
+        writer.add_chat_template(template.read_text())
+
+
+def _converted(name: str, weight: Array, config: PretrainedConfig) -> Array:
+    """Do to one tensor what the conversion does."""
+    if config.model_type == "gpt2" and weight.ndim == 2 and ".h." in name:
+        return weight.T
+    if config.model_type == "gemma3_text" and name.endswith("norm.weight"):
+        return weight + 1
+    heads = {
+        "q_proj": config.num_attention_heads,
+        "k_proj": getattr(config, "num_key_value_heads", None),
+    }.get(name.split(".")[-2])
+    if config.model_type == "llama" and heads:
+        half = weight.shape[0] // heads // 2
+        halves = weight.reshape(heads, 2, half, *weight.shape[1:])
+        return halves.swapaxes(1, 2).reshape(weight.shape)
+    return weight
+
+
+def _frequency_factors(config: PretrainedConfig) -> Array:
+    """By what llama3 scaling divides each frequency."""
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device=torch.device("cpu"))
+    size = config.hidden_size // config.num_attention_heads
+    plain = config.rope_parameters["rope_theta"] ** -(torch.arange(0, size, 2) / size)
+    return (plain / scaled).numpy()
