@@ -8,12 +8,12 @@ Never renders a chat and never sees a request. One instance serves every thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
+from model.control_tokens import ControlTokens, Segment
 from model.errors import TokenizerError
 from model.gguf_tokenizer import build_gguf_backend
 from model.hf_tokenizer import build_hf_backend
@@ -24,14 +24,6 @@ _INVISIBLE = "\ufdd0\ufdd1"
 
 Unicode reserves them for internal use, so that no text contains them on purpose.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A stretch of a prompt: what a template wrote, or text that must stay text."""
-
-    text: str
-    is_template: bool
 
 
 class Tokenizer:
@@ -67,6 +59,8 @@ class Tokenizer:
         self._suffix = tuple(suffix)
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.control_tokens = ControlTokens(self._added[i] for i in self._special_ids)
+        """The spellings of the special tokens, which a template may write and a message may not."""
         self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values())
         """One more than the highest id; a model's own vocabulary may be padded beyond it."""
         self.bos_token = bos_token
@@ -107,11 +101,6 @@ class Tokenizer:
             bos_token=parts.bos_token,
             eos_token=parts.eos_token,
         )
-
-    @property
-    def control_tokens(self) -> tuple[str, ...]:
-        """The texts of the special tokens, which a template may write and a message may not."""
-        return tuple(self._added[token_id] for token_id in sorted(self._special_ids))
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False

@@ -1,0 +1,268 @@
+"""ChatTemplate: a conversation turned into the prompt that the model was trained on.
+
+Prepares the messages as the reference implementation does, has the template rendered by a
+TemplateRenderer, and keeps users' text from becoming control tokens. Decides nothing about HTTP.
+Reference: `apply_chat_template` of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from model.control_tokens import ControlTokens, Segment
+from model.errors import TemplateError
+from model.template_renderer import TemplateLimitError, TemplateRenderer
+from model.tokenizer import Tokenizer
+
+Message = Mapping[str, object]
+
+_CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Appended to the message to be continued; the prompt ends where it shows up."""
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_NO_TOKENS = ControlTokens(())
+
+
+class ChatTemplate:
+    """The chat template of one model.
+
+    Args:
+        source: The Jinja text, or several by name: "default", and "tool_use" for requests with
+            tools.
+        special_tokens: What the template may refer to by name: bos_token, eos_token and so on.
+
+    Raises:
+        TemplateError: The text is no template.
+    """
+
+    def __init__(self, source: str | Mapping[str, str], **special_tokens: str) -> None:
+        self._sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._special_tokens = special_tokens
+        self._renderer = TemplateRenderer()
+        for text in self._sources.values():
+            self._renderer.check(text)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        control_tokens: ControlTokens = _NO_TOKENS,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: object,
+    ) -> list[Segment]:
+        """Render a conversation.
+
+        Args:
+            messages: The turns, plain JSON data; content is passed on as it is, text or parts.
+            control_tokens: Spellings that only the template may use.
+            tools: Function schemas.
+            add_generation_prompt: End with the header of an assistant turn.
+            continue_final_message: Leave the last message open instead.
+            kwargs: Further variables for the template.
+
+        Returns:
+            The prompt; segments that are not the template's must stay text.
+
+        Raises:
+            TemplateError: The template refuses the messages, in its own words, or fails.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise TemplateError(
+                "continue_final_message and add_generation_prompt exclude each other"
+            )
+        variables = {
+            **self._special_tokens,
+            "tools": control_tokens.mark(tools),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **{name: control_tokens.mark(value) for name, value in kwargs.items()},
+        }
+        source = self._source(has_tools=tools is not None)
+        failure: TemplateError | None = None
+        for variant in _variants(messages):
+            turns = control_tokens.mark_all(variant)
+            try:
+                text = self._render_turns(source, turns, variables, open_end=continue_final_message)
+            except TemplateLimitError:
+                raise
+            except TemplateError as error:
+                failure = failure or error
+            else:
+                return control_tokens.split(text)
+        assert failure is not None, "there is at least one variant"
+        raise failure
+
+    def encode(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: object,
+    ) -> list[int]:
+        """Render a conversation as `render` does and turn it into ids.
+
+        The ids are those of the reference, except that a control token spelt in a message is the
+        ordinary text it is.
+
+        Raises:
+            TemplateError: The template refuses the messages or fails.
+            TokenizerError: A message is not text.
+        """
+        segments = self.render(
+            messages,
+            control_tokens=tokenizer.control_tokens,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **kwargs,
+        )
+        return tokenizer.encode_segments(segments)
+
+    def _source(self, *, has_tools: bool) -> str:
+        """Choose among the templates of a model as the reference does."""
+        name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise TemplateError(
+                f"the model has several chat templates ({', '.join(sorted(self._sources))}) "
+                "and none is the default"
+            )
+        return self._sources[name]
+
+    def _render_turns(
+        self,
+        source: str,
+        turns: list[dict[str, object]],
+        variables: Mapping[str, object],
+        *,
+        open_end: bool,
+    ) -> str:
+        if not open_end:
+            return self._renderer.render(source, {**variables, "messages": turns})
+        turns, last_text = _tag_final_text(turns)
+        rendered = self._renderer.render(source, {**variables, "messages": turns})
+        return _cut_at_tag(rendered, last_text)
+
+
+def read_folder_templates(path: Path) -> str | dict[str, str] | None:
+    """Return the chat templates of a folder in Hugging Face layout, None without any.
+
+    chat_template.jinja and additional_chat_templates/*.jinja come before the entry in
+    tokenizer_config.json, which is a text or a list of named ones.
+
+    Raises:
+        TemplateError: A file cannot be read.
+    """
+    try:
+        found = _template_files(path) or _template_entry(path)
+    except (OSError, ValueError) as error:
+        raise TemplateError(f"the chat template in {path} cannot be read: {error}") from error
+    return found["default"] if set(found) == {"default"} else found or None
+
+
+def _template_files(path: Path) -> dict[str, str]:
+    files = {file.stem: file for file in sorted(path.glob("additional_chat_templates/*.jinja"))}
+    if (main := path / "chat_template.jinja").is_file():
+        files["default"] = main
+    return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+
+
+def _template_entry(path: Path) -> dict[str, str]:
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        file = path / name
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        entry = content.get("chat_template") if isinstance(content, dict) else None
+        if isinstance(entry, str):
+            return {"default": entry}
+        if isinstance(entry, list):
+            return {str(item["name"]): str(item["template"]) for item in entry}
+    return {}
+
+
+def read_gguf_templates(metadata: Mapping[str, object]) -> str | dict[str, str] | None:
+    """Return the chat templates in the metadata of a GGUF file, None without any."""
+    key = "tokenizer.chat_template"
+    found = {
+        "default" if name == key else name.removeprefix(f"{key}."): value
+        for name, value in metadata.items()
+        if isinstance(value, str) and (name == key or name.startswith(f"{key}."))
+    }
+    return found["default"] if set(found) == {"default"} else found or None
+
+
+def _variants(messages: Sequence[Message]) -> Iterator[list[dict[str, object]]]:
+    """Yield the messages as the reference passes them, then milder forms for older templates.
+
+    The reference leaves out what is null and hands the arguments of a call over as an object; some
+    templates need the content to be text at least, and some the arguments to be text.
+    """
+    plain = [_without_nulls(message) for message in messages]
+    with_objects = [{**turn, **_parsed_calls(turn)} for turn in plain]
+    yield with_objects
+    missing = any("content" not in turn for turn in plain)
+    if missing:
+        yield [{"content": "", **turn} for turn in with_objects]
+    if with_objects != plain:
+        yield [{"content": "", **turn} for turn in plain]
+
+
+def _without_nulls(message: Message) -> dict[str, object]:
+    """Leave out what is null, and give reasoning the names that templates know it by."""
+    turn = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((turn[name] for name in _REASONING_NAMES if name in turn), None)
+    if reasoning is not None:
+        turn = {"thinking": reasoning, **turn, "reasoning_content": reasoning}
+    return turn
+
+
+def _parsed_calls(turn: Mapping[str, object]) -> dict[str, object]:
+    """Return the turn's tool calls with arguments as objects where they are the JSON of one."""
+    calls = turn.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return {}
+    return {"tool_calls": [_parsed_call(call) for call in calls]}
+
+
+def _parsed_call(call: object) -> object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else None
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        return call
+    return {**call, "function": {**function, "arguments": parsed}}
+
+
+def _tag_final_text(turns: list[dict[str, object]]) -> tuple[list[dict[str, object]], str]:
+    """Append the tag to the text that is to be continued, and return that text as well."""
+    content = turns[-1].get("content") if turns else None
+    if isinstance(content, str):
+        return [*turns[:-1], {**turns[-1], "content": content + _CONTINUE_HERE}], content
+    parts = list(content) if isinstance(content, list) else []
+    for index in reversed(range(len(parts))):
+        text = parts[index].get("text") if isinstance(parts[index], dict) else None
+        if isinstance(text, str):
+            parts[index] = {**parts[index], "text": text + _CONTINUE_HERE}
+            return [*turns[:-1], {**turns[-1], "content": parts}], text
+    raise TemplateError("continue_final_message needs text in the last message")
+
+
+def _cut_at_tag(rendered: str, last_text: str) -> str:
+    """End the prompt at the tag; if the template trimmed the tag, trim what is before it too."""
+    tag = _CONTINUE_HERE.strip()
+    at = rendered.rfind(tag)
+    if at < 0 or last_text.strip() not in rendered:
+        raise TemplateError(
+            "continue_final_message is set, but the template does not keep the last message"
+        )
+    prompt = rendered[:at]
+    return prompt if rendered.startswith(_CONTINUE_HERE, at) else prompt.rstrip()
