@@ -23,6 +23,8 @@ WITHOUT_TORCH = {
     "cache.prefix",
     "cache.manager",
     "server.app",
+    "server.connection",
+    "server.openapi",
     "server.schemas",
     "server.input_processor",
     "server.streaming",
@@ -31,7 +33,8 @@ WITHOUT_TORCH = {
     "server.errors",
     "server.config",
 }
-WITH_FASTAPI = {"server.app", "server.streaming", "server.deployment"}
+# connection and openapi are parts of app that stand in files of their own.
+WITH_FASTAPI = {f"server.{n}" for n in ("app", "connection", "openapi", "streaming", "deployment")}
 PUBLIC_TO_TOOLS = {"server.engine", "server.config"}
 
 
