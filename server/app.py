@@ -11,8 +11,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fastapi import FastAPI
@@ -270,21 +269,13 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     """Make the application.
 
     Args:
-        engine: Started when the server starts; stopped, without grace, when it ends.
+        engine: Started and stopped by whoever serves the application.
         config: The limits.
     """
-
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await engine.start()
-        yield
-        await engine.stop(0.0)
-
     app = FastAPI(
         title="kvserve",
         version=VERSION,
         description="Text generation behind the OpenAI API. Every error has the one shape.",
-        lifespan=lifespan,
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,

@@ -71,15 +71,10 @@ class TokenNames:
         self._skip_special_tokens = skip_special_tokens
 
     def show(self, token_id: int) -> TokenText:
-        """A control token by its name, part of a character as its bytes, all else as text."""
-        if self._tokenizer.is_special(token_id):
-            name = self._tokenizer.id_to_token(token_id) or ""
-            return TokenText(name, b"" if self._skip_special_tokens else name.encode())
-        data = self._tokenizer.token_bytes(token_id)
-        try:
-            return TokenText(data.decode(), data)
-        except UnicodeDecodeError:
-            return TokenText("bytes:" + "".join(f"\\x{byte:02x}" for byte in data), data)
+        """A token as it is shown; a control token adds nothing to a text that skips them."""
+        hidden = self._skip_special_tokens and self._tokenizer.is_special(token_id)
+        data = b"" if hidden else self._tokenizer.token_bytes(token_id)
+        return TokenText(self._tokenizer.token_text(token_id), data)
 
 
 class Choice:

@@ -57,20 +57,24 @@ AutoInt = Annotated[int | None, Field(gt=0), BeforeValidator(_auto)]
 class EngineConfig(BaseSettings):
     """What to load and how to run it."""
 
-    model_config = SettingsConfigDict(env_prefix="KVSERVE_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="KVSERVE_", frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
     model: str | None = None
-    """A GGUF file, a folder in Hugging Face layout or a hub name; None is the embedded default."""
+    """A GGUF file, a folder in Hugging Face layout or a hub name; the embedded default if none."""
     served_model_name: Annotated[str | None, Field(min_length=1)] = None
-    """The id under which clients ask for the model; None is the model's own name."""
+    """The id under which clients ask for the model; its own name if none."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the weights and the cache; auto is bfloat16 unless the file says float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run; auto is CUDA if there is one."""
     threads: AutoInt = None
-    """Threads of the forward pass; None follows the affinity mask and the cgroup quota."""
+    """CPU threads of the forward pass; auto follows the affinity mask and the cgroup quota."""
     kv_cache_memory: Bytes = None
-    """Bytes of the KV cache; None follows the memory limit."""
+    """Bytes of the KV cache, such as 2GiB; auto follows the memory limit."""
     max_model_len: AutoInt = None
-    """The longest sequence, prompt and answer together; None is the model's context."""
+    """The longest sequence, prompt and answer together; auto is the model's context."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 32
     """Requests that run at once."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 512
@@ -85,7 +89,9 @@ class ServerConfig(EngineConfig):
     """How the model is served over HTTP."""
 
     host: str = "127.0.0.1"
+    """The address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """The port to listen on; 0 takes a free one."""
     max_queue: Annotated[int, Field(ge=0)] = 1024
     """Sequences that may wait beyond those that run; more are refused with 429."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 8_000_000
@@ -97,6 +103,7 @@ class ServerConfig(EngineConfig):
     keep_alive_interval: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 15.0
     """Seconds of silence after which a stream carries a comment."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least serious message that is logged."""
 
 
 Config = TypeVar("Config", bound=EngineConfig)

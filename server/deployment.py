@@ -11,8 +11,8 @@ import asyncio
 import logging
 import signal
 import socket
+from collections.abc import Callable
 from types import FrameType
-from typing import Literal
 
 import uvicorn
 
@@ -59,9 +59,12 @@ class DrainingServer(uvicorn.Server):
     Args:
         engine: Drained first.
         config: The grace time, and uvicorn's log level.
+        on_ready: Called once, when the model is loaded.
     """
 
-    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+    def __init__(
+        self, engine: Engine, config: ServerConfig, *, on_ready: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 create_app(engine, config),
@@ -69,44 +72,87 @@ class DrainingServer(uvicorn.Server):
                 timeout_keep_alive=_IDLE_CONNECTION_SECONDS,
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
                 server_header=False,
-                lifespan="on",
+                lifespan="off",
             )
         )
         self._engine = engine
         self._grace = config.grace
+        self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._drain: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal or `should_exit`."""
+        """Serve until a signal or `should_exit`; the model loads meanwhile.
+
+        Raises:
+            Exception: Whatever kept the engine from starting.
+        """
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
+        if self._loading is not None and self._loading.done():
+            self._loading.result()
+        if self._draining is None:
+            await self._stop_engine(_FLUSH_SECONDS)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and begin to load."""
+        await super().startup(sockets)
+        self._loading = asyncio.ensure_future(self._load_engine())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
         """Drain at the first signal, end at once at the second."""
-        if self.should_exit or self._drain is not None or self._loop is None:
+        if self.should_exit or self._draining is not None or self._loop is None:
             self.should_exit = self.force_exit = True
             return
         logger.info("%s: letting running requests finish", signal.Signals(sig).name)
         self._loop.call_soon_threadsafe(self._start_drain)
 
-    def _start_drain(self) -> None:
-        if self._drain is None:
-            self._drain = asyncio.ensure_future(self._drain_engine())
-
-    async def _drain_engine(self) -> None:
+    async def _load_engine(self) -> None:
         try:
-            await self._engine.stop(self._grace)
+            await self._engine.start()
+        except BaseException:
+            self.should_exit = True
+            raise
+        self._on_ready()
+
+    def _start_drain(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            await self._stop_engine(self._grace)
         finally:
             self.should_exit = True
 
+    async def _stop_engine(self, grace: float) -> None:
+        """Stop the engine; one that is still loading has nothing to finish and dies with us."""
+        if self._loading is not None and self._loading.done():
+            await self._engine.stop(grace)
 
-def serve(engine: Engine, config: ServerConfig, bound: socket.socket) -> Literal[0, 1]:
+
+def serve(
+    engine: Engine,
+    config: ServerConfig,
+    bound: socket.socket,
+    *,
+    on_ready: Callable[[], None] = lambda: None,
+) -> int:
     """Serve until the process is told to end.
 
+    Args:
+        engine: Loads its model now.
+        config: Everything else.
+        bound: The socket to listen on.
+        on_ready: Called once, when requests are accepted.
+
     Returns:
-        The exit code: 0 after a drain, 1 if the server could not start.
+        The exit code: 0 after a drain, 1 if the engine died.
+
+    Raises:
+        Exception: Whatever kept the engine from starting.
     """
-    server = DrainingServer(engine, config)
+    server = DrainingServer(engine, config, on_ready=on_ready)
     server.run(sockets=[bound])
-    return 0 if server.started else 1
+    return 1 if engine.status.name == "DEAD" else 0

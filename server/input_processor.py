@@ -32,6 +32,7 @@ from server.schemas import (
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What a completion may generate if it does not say, as in the OpenAI reference."""
+_RESERVED_KWARGS = frozenset({"self", "tokenizer", "messages", "tools", "control_tokens"})
 MAX_NORMALISATION = 4
 """No Unicode normalisation makes a text shorter than this part of its UTF-8 bytes."""
 
@@ -198,7 +199,7 @@ class InputProcessor:
         turns = [_turn(message, index) for index, message in enumerate(messages)]
         if not truncates:
             self._check_length([str(turn["content"]) for turn in turns], "messages")
-        reserved = kwargs.keys() & {"messages", "tools", "tokenizer", "self"}
+        reserved = kwargs.keys() & _RESERVED_KWARGS
         if reserved:
             raise InvalidRequestError(
                 f"'chat_template_kwargs' must not set '{min(reserved)}'.",

@@ -8,8 +8,8 @@ modules that speak HTTP.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from server.engine_info import EngineInfo
 from server.request import Request, RequestOutput
@@ -33,11 +33,14 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text; control tokens spelled out in it stay text."""
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes an id adds to the text."""
+
+    def token_text(self, token_id: int) -> str:
+        r"""A token as people read it: its text, or "bytes:\xf0\x9f" for part of a character."""
 
     def is_special(self, token_id: int) -> bool:
         """Whether an id is a control token."""
@@ -55,7 +58,7 @@ class ChatTemplate(Protocol):
 
     def encode(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Any,  # noqa: ANN401 - the real one wants the real one, tests bring their own
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,

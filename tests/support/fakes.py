@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 from model.errors import TemplateError
 from server.engine_info import EngineInfo
 from server.request import FinishReason, Request, RequestOutput, TokenLogprob
 
 BOS, EOS = 256, 257
+SPECIAL = {BOS: b"<bos>", EOS: b"<eos>"}
 VOCAB_SIZE = 258
 LOGPROB = -0.5
 MAX_MODEL_LEN = 512
@@ -31,25 +32,22 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return b"".join(
-            self.token_bytes(id_) if id_ < BOS or skip_special_tokens else self._name(id_)
-            for id_ in token_ids
-        ).decode(errors="replace")
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        kept = (id_ for id_ in ids if id_ < BOS or not skip_special_tokens)
+        return b"".join(map(self.token_bytes, kept)).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < BOS else b""
+        return SPECIAL.get(token_id) or bytes([token_id])
+
+    def token_text(self, token_id: int) -> str:
+        data = self.token_bytes(token_id)
+        return data.decode() if data.isascii() else f"bytes:\\x{token_id:02x}"
 
     def is_special(self, token_id: int) -> bool:
-        return token_id >= BOS
+        return token_id in SPECIAL
 
     def id_to_token(self, token_id: int) -> str | None:
-        if token_id < BOS:
-            return chr(token_id)
-        return self._name(token_id).decode()
-
-    def _name(self, token_id: int) -> bytes:
-        return {BOS: b"<bos>", EOS: b"<eos>"}[token_id]
+        return SPECIAL[token_id].decode() if token_id in SPECIAL else chr(token_id)
 
 
 class FakeChatTemplate:

@@ -1,0 +1,75 @@
+"""Command-line options made from a configuration's fields: names, help, defaults, variables.
+
+A field of server.config is described once, there; a command gets its options from here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from server.config import EngineConfig, configure
+
+
+def with_options(kind: type[EngineConfig]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command whose first parameter is a configuration take its fields as options.
+
+    Args:
+        kind: The configuration's class.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        options = [_parameter(name, field) for name, field in kind.model_fields.items()]
+
+        def run(**values: object) -> None:
+            given = {name: values.pop(name) for name in kind.model_fields}
+            command(configure(kind, given), **values)
+
+        parameters = [parameter.replace(kind=_KEYWORD) for parameter in own] + options
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer's way
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
+
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """A field as an option; its value stays text, as the configuration itself parses it."""
+    option = typer.Option(
+        envvar=f"KVSERVE_{name.upper()}",
+        help=field.description,
+        show_default=_shown(field.default),
+        metavar=_metavar(field),
+    )
+    kind = bool if field.annotation is bool else str
+    annotation: Any = Annotated[kind | None, option]
+    return inspect.Parameter(name, _KEYWORD, default=None, annotation=annotation)
+
+
+def _shown(default: object) -> str | bool:
+    """The default as the help shows it."""
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return False if default is None else str(default)
+
+
+def _metavar(field: FieldInfo) -> str | None:
+    """The words a field allows, or what kind of value it takes."""
+    if field.annotation is bool:
+        return None
+    if get_origin(field.annotation) is Literal:
+        return "|".join(get_args(field.annotation))
+    kinds = {int: "NUMBER", float: "NUMBER", str: "TEXT"}
+    found = [
+        kinds[kind] for kind in get_args(field.annotation) or (field.annotation,) if kind in kinds
+    ]
+    return found[0]
