@@ -7,6 +7,7 @@ that would change a result. Never opens a file, never touches a weight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,6 +20,9 @@ from model.rotary import RotaryConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 Dtype = Literal["float32", "bfloat16"]
+
+LARGEST_TABLE = 2**28
+"""Bound of positions x head size: a gigabyte of rotary tables, two million positions of 128."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +79,11 @@ class ModelConfig:
             )
         if self.head_dim % 2 and any(self.rotaries):
             raise ConfigError(f"head_dim is {self.head_dim}; expected an even number for rotary.")
+        if self.max_position_embeddings * self.head_dim > LARGEST_TABLE:
+            raise ConfigError(
+                f"max_position_embeddings is {self.max_position_embeddings}; expected at most "
+                f"{LARGEST_TABLE // self.head_dim} with a head size of {self.head_dim}."
+            )
         for rotary in self.rotaries:
             factors = rotary.frequency_factors if rotary else ()
             if factors and len(factors) != self.head_dim // 2:
@@ -82,6 +91,8 @@ class ModelConfig:
                     f"rope_freqs.weight has {len(factors)} values; "
                     f"expected {self.head_dim // 2}, half the head size."
                 )
+            if not all(0 < factor < math.inf for factor in factors):
+                raise ConfigError("rope_freqs.weight has a value that is not a number above 0.")
         assert len(self.windows) == len(self.rotaries) == self.num_layers
 
     @staticmethod
@@ -97,6 +108,7 @@ class ModelConfig:
         fields = Fields(config)
         if fields.get("model_type") == "gemma3":
             fields = fields.within("text_config")
+        fields.refuse("quantization_config", neutral=())
         family = HF_FAMILIES[fields.text("model_type", known=HF_FAMILIES)]
         return family(fields, ModelConfig)
 

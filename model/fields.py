@@ -6,6 +6,7 @@ Knows nothing of what the fields mean; config.py and rotary.py do.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -72,7 +73,7 @@ class Fields:
         value = self._require(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, value, "a number")
-        if not abs(value) < float("inf"):
+        if not abs(value) <= sys.float_info.max:
             raise self.error(name, value, "a finite number")
         if minimum is None and value <= 0:
             raise self.error(name, value, "above 0")

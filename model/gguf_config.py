@@ -6,7 +6,7 @@ Keys, defaults and rules are those of llama.cpp's hyperparameter reader and of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,7 +28,7 @@ class GgufFamily(Protocol):
 
 def _vocab_size(fields: Fields) -> int:
     tokens = fields.values.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, Sequence) and len(tokens):
+    if isinstance(tokens, Sized) and len(tokens):
         return len(tokens)
     return fields.integer("vocab_size")
 
@@ -36,8 +36,8 @@ def _vocab_size(fields: Fields) -> int:
 def _kv_heads(fields: Fields, num_heads: int) -> int:
     """Read a key that may hold one number or one for each layer, all equal for us."""
     value = fields.get("attention.head_count_kv")
-    if isinstance(value, Sequence) and len(set(value)) == 1:
-        fields = Fields({"attention.head_count_kv": int(value[0])}, path=fields.prefix)
+    if isinstance(value, list) and value and value.count(value[0]) == len(value):
+        fields = Fields({"attention.head_count_kv": value[0]}, path=fields.prefix)
     return fields.integer("attention.head_count_kv", num_heads)
 
 
@@ -126,7 +126,7 @@ def _gemma3_pattern(fields: Fields, num_layers: int) -> list[bool]:
     """Return for each layer whether it is local; by default all but every sixth."""
     key = "attention.sliding_window_pattern"
     value = fields.get(key)
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, list):
         if len(value) != num_layers:
             raise fields.error(key, f"{len(value)} entries", f"{num_layers}, one for each layer")
         return [bool(item) for item in value]

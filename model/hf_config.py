@@ -80,10 +80,19 @@ def _layer_types(fields: Fields, default: list[str]) -> list[str]:
     return types
 
 
+def _window(fields: Fields) -> int | None:
+    """Read a field in which null is no window, while its absence is the default window."""
+    if "sliding_window" in fields.values and "sliding_window" not in fields:
+        return None
+    return fields.integer("sliding_window", 4096)
+
+
 def _windows(fields: Fields, types: list[str]) -> tuple[int | None, ...]:
     if SLIDING not in types:
         return (None,) * len(types)
-    window = fields.integer("sliding_window")
+    window = _window(fields)
+    if window is None:
+        raise fields.error("sliding_window", None, f"a number for layers of {SLIDING}")
     return tuple(window if kind == SLIDING else None for kind in types)
 
 
@@ -111,13 +120,13 @@ def _llama(fields: Fields, make: type[ModelConfig]) -> ModelConfig:
 
 def _llama_layer_types(fields: Fields, architecture: str, *, num_layers: int) -> list[str]:
     if architecture in ("llama", "mistral"):
-        windowed = architecture == "mistral" and "sliding_window" in fields
+        windowed = architecture == "mistral" and _window(fields) is not None
         default = [SLIDING if windowed else FULL] * num_layers
         types = _layer_types(fields, default)
         if types != default:
             raise fields.error("layer_types", types, f"{default[0]} in every layer")
         return types
-    if not fields.flag("use_sliding_window", default=False) or "sliding_window" not in fields:
+    if not fields.flag("use_sliding_window", default=False) or _window(fields) is None:
         types = _layer_types(fields, [FULL] * num_layers)
         if SLIDING in types:
             raise fields.error("layer_types", types, "no window without use_sliding_window")
