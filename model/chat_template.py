@@ -8,6 +8,7 @@ Reference: `apply_chat_template` of transformers.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -123,6 +124,11 @@ class ChatTemplate:
             **kwargs,
         )
         return tokenizer.encode_segments(segments)
+
+    def mentions(self, name: str) -> bool:
+        """Tell whether a variable of this name occurs in any of the templates."""
+        word = re.compile(rf"\b{re.escape(name)}\b")
+        return any(word.search(source) for source in self._sources.values())
 
     def _source(self, *, has_tools: bool) -> str:
         """Choose among the templates of a model as the reference does."""

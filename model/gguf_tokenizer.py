@@ -140,7 +140,8 @@ def _sentencepiece(fields: _Fields) -> TokenizerParts:
     backend.normalizer = (
         normalizers.Sequence([normalizers.Prepend(SPACE_MARK), spaces]) if prefixed else spaces
     )
-    _add_tokens(backend, fields)
+    # With the prefix, normalising would put a space into the tokens' own spelling.
+    _add_tokens(backend, fields, normalized=not prefixed)
     alphabet = Alphabet.SENTENCEPIECE_PREFIXED if prefixed else Alphabet.SENTENCEPIECE
     return _finish(backend, fields, alphabet, add_bos=True)
 
@@ -169,27 +170,36 @@ def _merges_from_scores(fields: _Fields, scores: list[float]) -> list[tuple[str,
     SentencePiece always joins the neighbours that make the best-scored token, which is the same as
     applying merges in the order of their results' scores.
     """
-    normal = {
+    ids = {
         token: index
         for index, (token, kind) in enumerate(zip(fields.tokens, fields.types, strict=True))
         if kind == _TokenType.NORMAL
     }
     merges: list[tuple[str, str]] = []
-    for token in sorted(normal, key=lambda token: -scores[normal[token]]):
-        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [pair for pair in pairs if pair[0] in normal and pair[1] in normal]
-        merges += sorted(known, key=lambda pair: (normal[pair[0]], normal[pair[1]]))
+    for token in sorted(ids, key=lambda token: -scores[ids[token]]):
+        pairs = [
+            (left, right)
+            for cut in range(1, len(token))
+            if (left := token[:cut]) in ids and (right := token[cut:]) in ids
+        ]
+        merges += sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
     return merges
 
 
-def _add_tokens(backend: Backend, fields: _Fields) -> None:
-    """Declare the tokens that are matched as they stand, before any splitting."""
+def _add_tokens(backend: Backend, fields: _Fields, *, normalized: bool = False) -> None:
+    """Declare the tokens that are matched as they stand, before any splitting.
+
+    Args:
+        backend: Gets the tokens; its normaliser is set.
+        fields: Names them.
+        normalized: Whether those of the user are found in normalised text.
+    """
     control, user_defined = [], []
     for token, kind in zip(fields.tokens, fields.types, strict=True):
         if kind in {_TokenType.CONTROL, _TokenType.UNKNOWN}:
             control.append(AddedToken(token, special=True, normalized=False))
         elif kind == _TokenType.USER_DEFINED:
-            user_defined.append(AddedToken(token, special=False, normalized=False))
+            user_defined.append(AddedToken(token, special=False, normalized=normalized))
     backend.add_special_tokens(control)
     backend.add_tokens(user_defined)
 

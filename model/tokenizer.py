@@ -52,7 +52,7 @@ class Tokenizer:
         backend.no_padding()
         added = backend.get_added_tokens_decoder()
         self._plain = backend
-        self._parsing = _parsing_copy(backend)
+        self._parsing = _parsing_twin(backend)
         backend.encode_special_tokens = True
         self._alphabet = alphabet
         self._prefix = tuple(prefix)
@@ -61,7 +61,9 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.control_tokens = ControlTokens(self._added[i] for i in self._special_ids)
         """The spellings of the special tokens, which a template may write and a message may not."""
-        self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = max(
+            backend.get_vocab_size(with_added_tokens=True), 1 + max(added, default=0)
+        )
         """One more than the highest id; a model's own vocabulary may be padded beyond it."""
         self.bos_token = bos_token
         self.eos_token = eos_token
@@ -180,15 +182,22 @@ class Tokenizer:
         return ids
 
 
-def _parsing_copy(backend: Backend) -> Backend:
-    """Copy a tokenizer into one that reads control tokens and overlooks the invisible mark."""
-    copy = Backend.from_str(backend.to_str())
-    copy.encode_special_tokens = False
+def _parsing_twin(backend: Backend) -> Backend:
+    """Make a tokenizer over the same vocabulary that reads control tokens.
+
+    It overlooks the invisible mark, and shares the model, which is the large part.
+    """
+    twin = Backend(backend.model)
     steps = [normalizers.Replace(_INVISIBLE, "")]
-    if copy.normalizer is not None:
-        steps.append(copy.normalizer)
-    copy.normalizer = normalizers.Sequence(steps)
-    return copy
+    if backend.normalizer is not None:
+        steps.append(backend.normalizer)
+    twin.normalizer = normalizers.Sequence(steps)
+    if backend.pre_tokenizer is not None:
+        twin.pre_tokenizer = backend.pre_tokenizer
+    added = backend.get_added_tokens_decoder()
+    twin.add_tokens([added[token_id] for token_id in sorted(added)])
+    assert twin.get_added_tokens_decoder() == added, "ids of added tokens follow their order"
+    return twin
 
 
 def _encode(backend: Backend, text: str) -> list[int]:
