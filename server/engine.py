@@ -16,6 +16,7 @@ from torch import Tensor
 from cache.manager import KVCacheManager
 from cache.pool import KVCachePool
 from model.chat_template import ChatTemplate
+from model.cost import ForwardCost
 from model.loader import LoadedModel, Progress, load_model, resolve_model
 from model.ops import attention_backend
 from model.tokenizer import Tokenizer
@@ -95,6 +96,26 @@ class Engine:
             outputs += self.step()
         return outputs
 
+    def attention_weights(
+        self, token_ids: Sequence[int], *, layer: int | None = None, head: int | None = None
+    ) -> list[list[float]]:
+        """Compute what each token of a short text attends to, without touching any request.
+
+        Args:
+            token_ids: The text, at most model.attention_recorder.MAX_TOKENS tokens.
+            layer: From 0; None is the mean of all layers.
+            head: From 0; None is the mean of all heads.
+
+        Returns:
+            A square of rows that sum to 1, zero above the diagonal.
+
+        Raises:
+            ValueError: An argument is out of its bounds.
+        """
+        weights = self._runner.attention_weights(token_ids, layer=layer, head=head)
+        rows: list[list[float]] = weights.tolist()
+        return rows
+
     def warm_up(self) -> None:
         """Run the model before the first client waits for it, leaving no trace in the cache."""
         params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
@@ -114,10 +135,9 @@ class Engine:
         finished = []
         for entry, first_row in zip(batch.scheduled, batch.first_rows, strict=True):
             request = entry.request
-            if request.params.prompt_logprobs is None:
-                continue
             try:
-                self._score_prompt(entry, first_row, hidden)
+                if request.params.prompt_logprobs is not None:
+                    self._score_prompt(entry, first_row, hidden)
             except ValueError as error:  # its logits are not finite; the others go on
                 output = self._output_processor.fail(request, str(error))
                 finished.append(self._finish(request, output))
@@ -267,4 +287,10 @@ def _describe(
         num_threads=num_threads,
         eos_token_ids=loaded.eos_token_ids,
         default_params=loaded.default_params,
+        num_heads=loaded.config.num_heads,
+        cost=ForwardCost.of(
+            loaded.config,
+            weights_bytes=loaded.num_bytes,
+            cache_bytes_per_token=plan.bytes_per_token,
+        ),
     )

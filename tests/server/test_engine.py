@@ -38,9 +38,10 @@ def alone(path, token_ids, **params) -> Result:
 def test_prompt_scores_equal_transformers(checkpoint, name):
     """Log-probabilities of a prompt, computed in chunks, equal those of transformers."""
     path = checkpoint(name)
-    token_ids = [(17 * i + i * i) % 256 for i in range(100)]
+    loaded = load_engine(path, max_num_batched_tokens=23)
+    engine = loaded.engine
+    token_ids = [(17 * i + i * i) % 256 for i in range(min(100, loaded.info.max_model_len))]
     expected = checkpoints.reference_logprobs(checkpoints.reference(path), token_ids)
-    engine = load_engine(path, max_num_batched_tokens=23).engine
     result = run(engine, [make_request(token_ids, prompt_logprobs=2, max_tokens=0)])[0]
     assert result.prompt_logprobs is not None
     assert result.prompt_logprobs[0] is None
@@ -195,7 +196,7 @@ def test_non_finite_logits_end_only_their_request(checkpoint, monkeypatch):
         return logits
 
     monkeypatch.setattr(loaded.engine._runner, "logits", spoiled)
-    broken, sound = run(loaded.engine, [make_request([1, 2]), make_request([3], logprobs=0)])
+    broken, sound = run(loaded.engine, [make_request([1]), make_request([3], logprobs=0)])
     assert broken.finish_reason is FinishReason.ERROR
     assert "finite" in broken.last.error
     assert_same(sound, alone(path, [3]))
@@ -219,6 +220,13 @@ def test_fault_in_one_output_ends_only_that_request(checkpoint, monkeypatch):
     assert len(broken.token_ids) == 2
     assert_same(sound, alone(path, [3]))
     assert loaded.engine.scheduler.manager.usage == 0
+
+
+def test_scoring_without_scores_ends(checkpoint):
+    """A request for no token and no scores ends once its prompt is computed."""
+    engine = load_engine(checkpoint("rand-llama-tied")).engine
+    result = run(engine, [make_request([1, 2, 3], max_tokens=0)])[0]
+    assert (result.token_ids, result.finish_reason) == ([], FinishReason.LENGTH)
 
 
 def test_abort_frees_everything(checkpoint):
