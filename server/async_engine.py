@@ -12,7 +12,7 @@ import enum
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from model.chat_template import ChatTemplate
@@ -111,7 +111,7 @@ class AsyncEngine:
             raise
         self.status = EngineStatus.READY
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[RequestOutput]:
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[RequestOutput, None]:
         """Hand the requests over and yield what the steps bring until all have ended.
 
         Closing the iterator early aborts what still runs.

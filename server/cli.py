@@ -37,6 +37,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_EXAMPLE = {"role": "user", "content": "What is the capital of France?"}
 _stderr = Console(stderr=True)
 _LOG_FORMAT = "%(levelname)-8s %(message)s"
 
@@ -74,9 +75,11 @@ def generate(
     logging.basicConfig(level=logging.WARNING, format=_LOG_FORMAT, stream=sys.stderr)
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     body = {name: value for name, value in options.items() if value is not None}
-    question = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    question: dict[str, object] = (
+        {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    )
     with _loading(config) as engine:
-        asyncio.run(_generate(engine, body | question))
+        asyncio.run(_generate(engine, {**body, **question}))
 
 
 @app.command()
@@ -162,11 +165,10 @@ async def _generate(engine: Engine, body: Mapping[str, object]) -> None:
 def _announce(engine: Engine, address: str) -> None:
     """Say where the server is and how to try it."""
     model = engine.info.model_name
-    if engine.chat_template is None:
-        path, body = "completions", {"model": model, "prompt": "Once upon a time"}
-    else:
-        question = {"role": "user", "content": "What is the capital of France?"}
-        path, body = "chat/completions", {"model": model, "messages": [question]}
+    has_chat = engine.chat_template is not None
+    path = "chat/completions" if has_chat else "completions"
+    question = {"messages": [_EXAMPLE]} if has_chat else {"prompt": "Once upon a time"}
+    body = {"model": model, **question}
     print(f"kvserve {VERSION} serves {model} on {address}. Try:", file=sys.stderr)
     print(f"  curl {address}/v1/{path} -d '{json.dumps(body)}'", file=sys.stderr)
 

@@ -32,7 +32,11 @@ from server.schemas import (
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What a completion may generate if it does not say, as in the OpenAI reference."""
-_RESERVED_KWARGS = frozenset({"self", "tokenizer", "messages", "tools", "control_tokens"})
+_RESERVED_KWARGS = frozenset(
+    {"self", "tokenizer", "messages", "tools", "control_tokens", "add_generation_prompt",
+     "continue_final_message"}
+)  # fmt: skip
+"""What a client may not hand to the template, as it has a field of its own or none."""
 MAX_NORMALISATION = 4
 """No Unicode normalisation makes a text shorter than this part of its UTF-8 bytes."""
 
@@ -132,7 +136,7 @@ class InputProcessor:
         if not isinstance(body, ChatBody) or body.reasoning_effort is None:
             return ()
         template = self._chat_template
-        reads = template is not None and "reasoning_effort" in template.variables
+        reads = template is not None and template.mentions("reasoning_effort")
         return () if reads else ("reasoning_effort",)
 
     def check_model(self, model: str | None) -> None:
@@ -205,12 +209,15 @@ class InputProcessor:
                 f"'chat_template_kwargs' must not set '{min(reserved)}'.",
                 param="chat_template_kwargs",
             )
-        flags = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-        }
         try:
-            return self._chat_template.encode(self._tokenizer, turns, **{**kwargs, **flags})
+            return self._chat_template.encode(
+                self._tokenizer,
+                turns,
+                tools=None,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **kwargs,
+            )
         except TemplateError as error:
             raise InvalidRequestError(
                 f"The chat template refuses the messages: {error}", param="messages"
@@ -269,7 +276,7 @@ class InputProcessor:
         call_id = f"{prefix}-{secrets.token_hex(16)}"
         seed = body.seed if body.seed is not None else secrets.randbits(53)
         param = "messages" if prefix == "chatcmpl" else "prompt"
-        requests = []
+        requests: list[Request] = []
         for prompt in prompts:
             max_tokens = self._completion_tokens(body, len(prompt.token_ids), param)
             params = self._sampling_params(body, options, seed=seed, max_tokens=max_tokens)

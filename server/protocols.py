@@ -52,15 +52,15 @@ class Tokenizer(Protocol):
 class ChatTemplate(Protocol):
     """Messages to token ids."""
 
-    @property
-    def variables(self) -> frozenset[str]:
-        """Names of the variables the template reads."""
+    def mentions(self, name: str) -> bool:
+        """Whether the template reads a variable of this name."""
 
     def encode(
         self,
         tokenizer: Any,  # noqa: ANN401 - the real one wants the real one, tests bring their own
         messages: Sequence[Mapping[str, object]],
         *,
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **kwargs: object,

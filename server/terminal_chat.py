@@ -7,7 +7,7 @@ in the history.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 
 import httpx
@@ -32,7 +32,7 @@ class TerminalChat:
     """
 
     def __init__(
-        self, client: httpx.Client, *, system: str | None, options: dict[str, object]
+        self, client: httpx.Client, *, system: str | None, options: Mapping[str, object]
     ) -> None:
         self._client = client
         self._options = options
@@ -64,7 +64,7 @@ class TerminalChat:
             raise ChatError(str(error) or type(error).__name__) from error
         self.messages.append({"role": "assistant", "content": answer})
 
-    def _pieces(self) -> Iterator[str]:
+    def _pieces(self) -> Generator[str, None, None]:
         body = {**self._options, "messages": self.messages, "stream": True}
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != httpx.codes.OK:

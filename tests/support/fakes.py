@@ -11,6 +11,7 @@ import asyncio
 import enum
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
+from model.cost import ForwardCost
 from model.errors import TemplateError
 from server.engine_info import EngineInfo
 from server.request import FinishReason, Request, RequestOutput, TokenLogprob
@@ -20,6 +21,14 @@ SPECIAL = {BOS: b"<bos>", EOS: b"<eos>"}
 VOCAB_SIZE = 258
 LOGPROB = -0.5
 MAX_MODEL_LEN = 512
+COST = ForwardCost(
+    layer_parameters=1000,
+    output_parameters=200,
+    weights_bytes=4800,
+    cache_bytes_per_token=64,
+    attention_width=8,
+    windows=(None, 16),
+)
 
 
 class FakeTokenizer:
@@ -53,16 +62,18 @@ class FakeTokenizer:
 class FakeChatTemplate:
     """Renders `role:content;` for each message and remembers what it was given."""
 
-    variables: frozenset[str] = frozenset({"messages", "enable_thinking"})
-
     def __init__(self) -> None:
         self.kwargs: dict[str, object] = {}
+
+    def mentions(self, name: str) -> bool:
+        return name == "enable_thinking"
 
     def encode(
         self,
         tokenizer: FakeTokenizer,
         messages: Sequence[Mapping[str, object]],
         *,
+        tools: object = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **kwargs: object,
@@ -107,6 +118,8 @@ class FakeEngine:
             num_cache_tokens=4096,
             block_size=16,
             num_threads=1,
+            num_heads=2,
+            cost=COST,
             eos_token_ids=frozenset({EOS}),
         )
         self.status = FakeStatus.LOADING
