@@ -151,11 +151,8 @@ class GGUFCheckpoint:
         source = self.file.metadata.get("tokenizer.chat_template")
         if not isinstance(source, str):
             return None
-        return ChatTemplate(
-            source,
-            bos_token=self.tokenizer.bos_token or "",
-            eos_token=self.tokenizer.eos_token or "",
-        )
+        tokens = {"bos_token": self.tokenizer.bos_token, "eos_token": self.tokenizer.eos_token}
+        return ChatTemplate(source, **{name: token for name, token in tokens.items() if token})
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

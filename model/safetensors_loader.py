@@ -28,8 +28,8 @@ from model.tokenizer import Tokenizer
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-JSON_LIMIT = 64 * 2**20
-"""Bytes of a configuration or index file."""
+TEXT_LIMIT = 64 * 2**20
+"""Bytes of a configuration, index or template file."""
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 _TEXT_PREFIXES: Mapping[str, str] = {
@@ -117,13 +117,9 @@ class SafetensorsCheckpoint:
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The template in the folder, if any."""
-        source = _chat_template_source(self.path)
-        if source is None:
-            return None
-        tokenizer = self.tokenizer
-        return ChatTemplate(
-            source, bos_token=tokenizer.bos_token or "", eos_token=tokenizer.eos_token or ""
-        )
+        settings = _read_json_if_there(self.path / "tokenizer_config.json")
+        sources = _chat_templates(self.path, settings)
+        return ChatTemplate(sources, **_special_tokens(settings)) if sources else None
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -241,18 +237,28 @@ def _keys(path: Path) -> list[str]:
         return list(file.keys())
 
 
-def _chat_template_source(folder: Path) -> str | None:
-    """Return the default template, from a file of its own or from the tokenizer's settings."""
+def _chat_templates(folder: Path, settings: Mapping[str, object]) -> dict[str, str]:
+    """Return the templates by name, from files of their own or from the tokenizer's settings."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text("utf-8")
-    source = _read_json_if_there(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(source, list):
-        named = {
-            entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
-        }
-        source = named.get("default")
-    return source if isinstance(source, str) else None
+        return {"default": _read_text(file)}
+    found = settings.get("chat_template")
+    if isinstance(found, str):
+        return {"default": found}
+    entries = (
+        [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    )
+    return {str(entry.get("name")): str(entry.get("template")) for entry in entries}
+
+
+def _special_tokens(settings: Mapping[str, object]) -> dict[str, str]:
+    """Return bos_token and its kind, each a text or an object around one."""
+    found = {}
+    for name, value in settings.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            found[name] = content
+    return found
 
 
 def _read_json_if_there(path: Path) -> dict[str, object]:
@@ -261,16 +267,23 @@ def _read_json_if_there(path: Path) -> dict[str, object]:
 
 def _read_json(path: Path) -> dict[str, object]:
     try:
-        if path.stat().st_size > JSON_LIMIT:
-            raise CheckpointError(f"{path.name} is longer than {JSON_LIMIT} bytes.")
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing.") from error
-    except (OSError, ValueError, RecursionError) as error:
+        content = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON: {error}.") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold an object.")
     return content
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > TEXT_LIMIT:
+            raise CheckpointError(f"{path} is longer than {TEXT_LIMIT} bytes.")
+        return path.read_text("utf-8")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing.") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable text: {error}.") from error
 
 
 def _ids(config: object) -> frozenset[int]:

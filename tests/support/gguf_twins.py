@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from checkpoints import BOS, END, VOCAB_SIZE
 from safetensors.numpy import load_file
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 Array = npt.NDArray[np.float32]
@@ -104,6 +104,32 @@ def _converted(name: str, weight: Array, config: PretrainedConfig) -> Array:
         half = weight.shape[0] // heads // 2
         halves = weight.reshape(heads, 2, half, *weight.shape[1:])
         return halves.swapaxes(1, 2).reshape(weight.shape)
+    return weight
+
+
+def reference_from_gguf(path: Path, config: PretrainedConfig) -> PreTrainedModel:
+    """The model of `config` in transformers with the unpacked weights of a GGUF file, float32."""
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    arch = ARCHITECTURES[config.model_type]
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            tensor = tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))]
+            weight = gguf.dequantize(tensor.data, tensor.tensor_type)
+            parameter.copy_(torch.from_numpy(_restored(name, weight, config).copy()))
+    return model.eval()
+
+
+def _restored(name: str, weight: Array, config: PretrainedConfig) -> Array:
+    """Undo to one tensor of a llama or a gemma3 what the conversion did."""
+    if config.model_type == "gemma3_text" and name.endswith("norm.weight"):
+        return weight - 1
+    if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        of_head = weight.reshape(-1, config.head_dim, weight.shape[-1])
+        return np.concatenate([of_head[:, 0::2], of_head[:, 1::2]], axis=1).reshape(weight.shape)
     return weight
 
 
