@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from model.cost import ForwardCost
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
@@ -25,6 +27,10 @@ class EngineInfo:
     """Tokens that fit in the KV cache."""
     block_size: int
     num_threads: int
+    num_heads: int
+    """Query heads of a layer."""
+    cost: ForwardCost
+    """What a forward pass costs."""
     eos_token_ids: frozenset[int] = frozenset()
     default_params: Mapping[str, float | int] = field(default_factory=dict)
     """Sampling defaults that the checkpoint recommends, such as temperature and top_p."""

@@ -99,6 +99,8 @@ class Request:
     """Only requests with equal salts share cached prefixes."""
     prefix_cache: bool = True
     """Whether an earlier request's cached keys and values may be reused."""
+    use_cache: bool = True
+    """False computes the whole sequence anew for every token, and shares nothing with anyone."""
     arrival_time: float = field(default_factory=time.monotonic)
 
     num_prompt_tokens: int = field(init=False)

@@ -18,6 +18,7 @@ from cache.blocks import PADDING_BLOCK
 from cache.manager import Region
 from cache.pool import KVCachePool
 from cache.view import AttentionBackend, BatchLayout, CacheView
+from model.attention_recorder import record_attention
 from model.transformer import Transformer
 from server.cache_plan import blocks_for
 from server.scheduler import Batch, ScheduledRequest
@@ -113,6 +114,14 @@ class ModelRunner:
         for start in range(rows.start, rows.stop, step):
             part = range(start, min(start + step, rows.stop))
             yield part, self.logits(hidden, part)
+
+    def attention_weights(
+        self, token_ids: Sequence[int], *, layer: int | None, head: int | None
+    ) -> Tensor:
+        """Attention weights (S, S) of a short text, beside the cache; see `record_attention`."""
+        return record_attention(
+            self._model, token_ids, layer=layer, head=head, like=self._pool.storage
+        )[0]
 
     def warm_up(self, batch: Batch) -> None:
         """Run one batch before the first request, so that nobody waits for lazy set-up."""

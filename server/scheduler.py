@@ -168,9 +168,13 @@ class Scheduler:
         """Record that a batch has been computed; call it before its requests are finished."""
         for entry in batch.scheduled:
             request = entry.request
-            if request.region is not None:  # else it was aborted meanwhile
-                request.num_computed_tokens = entry.stop
+            if request.region is None:  # it was aborted meanwhile
+                continue
+            request.num_computed_tokens = entry.stop
+            if request.use_cache:
                 self.manager.commit(request.region, request.token_ids, entry.stop)
+            elif entry.samples:
+                request.num_computed_tokens = 0  # the next token starts over
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, running or waiting, and free its part of the cache."""
@@ -219,6 +223,7 @@ class Scheduler:
                 return
             region = self.manager.allocate(
                 request.token_ids,
+                num_tokens=_room(request),
                 salt=request.cache_salt,
                 use_prefix=_may_share(request),
                 # A block for each running request to grow by: a newcomer must not start by
@@ -252,6 +257,7 @@ class Scheduler:
             return False
         return any(
             entry.start < stop
+            and entry.request.use_cache
             and entry.request.cache_salt == request.cache_salt
             and entry.request.token_ids[:stop] == tokens[:stop]
             for entry in step
@@ -336,7 +342,16 @@ def _is_catching_up(request: Request) -> bool:
     return request.num_uncomputed_tokens > 1
 
 
+def _room(request: Request) -> int:
+    """Tokens to make room for at admission: with no cache all, as who catches up cannot grow."""
+    grows = request.use_cache
+    return (
+        len(request.token_ids) if grows else request.num_prompt_tokens + request.params.max_tokens
+    )
+
+
 def _may_share(request: Request) -> bool:
     """Whether cached tokens may be skipped: not while log-probabilities of the prompt are due."""
     scored = len(request.prompt_logprobs) >= request.num_prompt_tokens
-    return request.prefix_cache and (request.params.prompt_logprobs is None or scored)
+    shares = request.use_cache and request.prefix_cache
+    return shares and (request.params.prompt_logprobs is None or scored)

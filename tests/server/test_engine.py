@@ -6,7 +6,7 @@ from itertools import pairwise
 import checkpoints
 import pytest
 import torch
-from engines import Result, load_engine, make_request, run
+from engines import Result, collect, load_engine, make_request, run
 
 from server.request import FinishReason
 
@@ -255,3 +255,32 @@ def test_nothing_is_copied_to_grow(checkpoint):
             blocks.append(list(request.region.block_ids))
     assert engine._runner._pool.storage.data_ptr() == storage
     assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(blocks))
+
+
+@pytest.mark.parametrize("name", ["rand-llama-untied", "rand-gemma3", "rand-gpt2"])
+def test_answers_without_the_cache_are_the_same(checkpoint, name):
+    """Recomputing the whole sequence for every token brings the tokens that the cache brings."""
+    path = checkpoint(name)
+    prompt = list(b"The cache holds")
+    engine = load_engine(path, max_num_batched_tokens=11).engine
+    requests = [
+        make_request(prompt, logprobs=0, max_tokens=30, ignore_eos=True, use_cache=use_cache)
+        for use_cache in (True, False)
+    ]
+    cached, uncached = run(engine, requests)
+    assert_same(cached, uncached)
+    assert_same(cached, alone(path, prompt, max_tokens=30, ignore_eos=True))
+
+
+def test_attention_weights_disturb_nobody(checkpoint):
+    """Maps made between steps are distributions and leave a running request's answer alone."""
+    path = checkpoint("rand-llama-untied")
+    engine = load_engine(path).engine
+    engine.add(make_request(list(b"abcd"), logprobs=0, max_tokens=6))
+    outputs = engine.step()
+    weights = engine.attention_weights(list(b"some other text"), layer=1, head=2)
+    assert [sum(row) for row in weights] == pytest.approx([1.0] * 15, abs=1e-5)
+    while engine.has_work:
+        outputs += engine.step()
+    (result,) = collect(outputs).values()
+    assert_same(result, alone(path, list(b"abcd"), max_tokens=6))

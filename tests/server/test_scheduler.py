@@ -71,7 +71,7 @@ class Server:
             entry.request.token_ids.append(token)
         for entry in batch.scheduled:
             request = entry.request
-            complete = request.num_computed_tokens >= request.num_prompt_tokens
+            complete = entry.stop >= request.num_prompt_tokens
             if complete and request.num_output_tokens == request.params.max_tokens:
                 self.scheduler.finish(request, FinishReason.LENGTH)
         self.scheduler.manager.check_integrity()
@@ -133,6 +133,7 @@ def test_random_workloads_finish_with_undisturbed_answers(seed: int) -> None:
                 priority=generator.choice([0, 0, 1]),
                 cache_salt=generator.choice(["", "", "salt"]),
                 prompt_logprobs=generator.choice([None, None, None, 0]),
+                use_cache=generator.random() < 0.9,
             )
         )
     aborted = set()
@@ -148,7 +149,7 @@ def test_random_workloads_finish_with_undisturbed_answers(seed: int) -> None:
         assert (batch is not None) or not server.scheduler.has_work or arriving
     assert server.scheduler.num_preemptions > 0
     assert server.scheduler.manager.usage == 0
-    assert 0 < len(aborted) < 20
+    assert 0 < len(aborted) < 40
     for request in requests:
         assert (request.status, request.region) == (RequestStatus.FINISHED, None)
         if request not in aborted:
@@ -509,6 +510,36 @@ def test_commit_passes_over_what_was_aborted_meanwhile() -> None:
     server.scheduler.commit(batch)
     assert (request.num_computed_tokens, other.num_computed_tokens) == (0, 9)
     assert server.scheduler.manager.num_matching_tokens([1] * 9) == 0
+
+
+def test_without_the_cache_every_step_computes_the_whole_sequence() -> None:
+    """Each token of such a request is chosen after computing all tokens before it anew."""
+    server = make_server()
+    request = make_request([1] * 9, max_tokens=4, use_cache=False)
+    server.add(request)
+    server.run()
+    assert [parts(batch) for batch in server.batches] == [
+        [(request, 0, length)] for length in (9, 10, 11, 12)
+    ]
+    assert request.token_ids[9:] == alone([1] * 9, 4)
+
+
+def test_without_the_cache_nothing_is_shared() -> None:
+    """Such a request neither finds a cached beginning nor leaves one, and nobody waits for it."""
+    server = make_server()
+    first, second = (make_request([1] * 9, use_cache=use_cache) for use_cache in (True, False))
+    server.add(first)
+    server.run()
+    server.add(second)
+    server.run()
+    assert second.num_cached_tokens == 0
+    server.scheduler.manager.reset_prefix_cache()
+    third, beside = (make_request([1] * 9, use_cache=use_cache) for use_cache in (False, True))
+    server.add(third, beside)
+    assert len(parts(server.step())) == 2
+    assert server.scheduler.manager.num_matching_tokens([1] * 9) == 8
+    server.run()
+    assert third.token_ids == beside.token_ids
 
 
 def test_a_request_ends_once() -> None:
