@@ -106,9 +106,9 @@ class ModelConfig:
             ConfigError: A field is missing, malformed, or asks for what is not supported.
         """
         fields = Fields(config)
-        if fields.get("model_type") == "gemma3":
-            fields = fields.within("text_config")
         fields.refuse("quantization_config", neutral=())
+        if fields.get("model_type") == "gemma3":
+            fields = fields.within("text_config").over({"model_type": "gemma3_text"})
         family = HF_FAMILIES[fields.text("model_type", known=HF_FAMILIES)]
         return family(fields, ModelConfig)
 

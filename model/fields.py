@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model.errors import ConfigError
 
@@ -49,6 +49,10 @@ class Fields:
         if not isinstance(value, Mapping):
             raise self.error(name, value, "a mapping")
         return Fields(value, path=f"{self.name(name)}.")
+
+    def over(self, defaults: Mapping[str, object]) -> Fields:
+        """Return the same fields with defaults for those that are not there, not even as null."""
+        return replace(self, values={**defaults, **self.values})
 
     def integer(
         self,

@@ -25,6 +25,23 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
+DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3": {"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+    },
+}
+"""Where absence and null differ, and what gemma3 files on the hub really leave out."""
+
 
 class HfFamily(Protocol):
     """How one family's fields become the arguments of ModelConfig."""
@@ -54,9 +71,9 @@ def _dtype(fields: Fields) -> Dtype:
     return "float32" if fields.text(name, "bfloat16", known=known) == "float32" else "bfloat16"
 
 
-def _shape(fields: Fields, *, head_dim: int | None = None, norm_eps: float | None = None) -> _Shape:
+def _shape(fields: Fields) -> _Shape:
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    if head_dim is None and "head_dim" not in fields and hidden_size % num_heads:
+    if "head_dim" not in fields and hidden_size % num_heads:
         raise fields.error("hidden_size", hidden_size, f"a multiple of {num_heads} heads")
     return _Shape(
         vocab_size=fields.integer("vocab_size"),
@@ -65,9 +82,9 @@ def _shape(fields: Fields, *, head_dim: int | None = None, norm_eps: float | Non
         num_layers=fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-        head_dim=fields.integer("head_dim", head_dim or hidden_size // num_heads),
+        head_dim=fields.integer("head_dim", max(1, hidden_size // num_heads)),
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        norm_eps=fields.number("rms_norm_eps", norm_eps),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
         weights_dtype=_dtype(fields),
     )
 
@@ -80,26 +97,18 @@ def _layer_types(fields: Fields, default: list[str]) -> list[str]:
     return types
 
 
-def _window(fields: Fields) -> int | None:
-    """Read a field in which null is no window, while its absence is the default window."""
-    if "sliding_window" in fields.values and "sliding_window" not in fields:
-        return None
-    return fields.integer("sliding_window", 4096)
-
-
 def _windows(fields: Fields, types: list[str]) -> tuple[int | None, ...]:
     if SLIDING not in types:
         return (None,) * len(types)
-    window = _window(fields)
-    if window is None:
-        raise fields.error("sliding_window", None, f"a number for layers of {SLIDING}")
+    window = fields.integer("sliding_window")
     return tuple(window if kind == SLIDING else None for kind in types)
 
 
 def _llama(fields: Fields, make: type[ModelConfig]) -> ModelConfig:
     """Read llama, mistral, qwen2 and qwen3: one skeleton with a few switches."""
     architecture = fields.text("model_type")
-    shape = _shape(fields, head_dim=128 if architecture == "qwen3" else None, norm_eps=1e-6)
+    fields = fields.over(DEFAULTS[architecture])
+    shape = _shape(fields)
     num_layers = shape["num_layers"]
     types = _llama_layer_types(fields, architecture, num_layers=num_layers)
     bias = architecture != "mistral" and fields.flag("attention_bias", default=False)
@@ -120,13 +129,13 @@ def _llama(fields: Fields, make: type[ModelConfig]) -> ModelConfig:
 
 def _llama_layer_types(fields: Fields, architecture: str, *, num_layers: int) -> list[str]:
     if architecture in ("llama", "mistral"):
-        windowed = architecture == "mistral" and _window(fields) is not None
+        windowed = architecture == "mistral" and "sliding_window" in fields
         default = [SLIDING if windowed else FULL] * num_layers
         types = _layer_types(fields, default)
         if types != default:
             raise fields.error("layer_types", types, f"{default[0]} in every layer")
         return types
-    if not fields.flag("use_sliding_window", default=False) or _window(fields) is None:
+    if not fields.flag("use_sliding_window", default=False) or "sliding_window" not in fields:
         types = _layer_types(fields, [FULL] * num_layers)
         if SLIDING in types:
             raise fields.error("layer_types", types, "no window without use_sliding_window")
@@ -146,10 +155,11 @@ def _llama_rotaries(fields: Fields, types: list[str]) -> tuple[RotaryConfig, ...
 
 
 def _gemma3(fields: Fields, make: type[ModelConfig]) -> ModelConfig:
+    fields = fields.over(DEFAULTS["gemma3_text"])
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         fields.refuse(name, neutral=())
     fields.refuse("use_bidirectional_attention", neutral=(False,))
-    shape = _shape(fields, head_dim=256, norm_eps=1e-6)
+    shape = _shape(fields)
     pattern = "sliding_window_pattern"
     pattern = pattern if pattern in fields else "_sliding_window_pattern"
     every = fields.integer(pattern, 6)
@@ -163,7 +173,7 @@ def _gemma3(fields: Fields, make: type[ModelConfig]) -> ModelConfig:
         architecture="gemma3_text",
         windows=_windows(fields, types),
         rotaries=tuple(by_type[kind] for kind in types),
-        attention_scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_scale=fields.number("query_pre_attn_scalar") ** -0.5,
         activation=ACTIVATIONS[
             fields.text("hidden_activation", "gelu_pytorch_tanh", known=ACTIVATIONS)
         ],

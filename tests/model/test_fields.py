@@ -24,6 +24,8 @@ def test_values_come_back_with_their_types() -> None:
     assert FIELDS.strings("kinds", length=2) == ["a", "b"]
     assert Fields({"n": None}).integer("n", 7) == 7
     assert "n" not in Fields({"n": None})
+    assert Fields({}).over({"n": 7}).integer("n") == 7
+    assert "n" not in Fields({"n": None}).over({"n": 7})
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ HUB_FILES: dict[str, dict[str, Any]] = {
     "qwen2-windowed": SHAPE
     | {
         "model_type": "qwen2",
-        "num_key_value_heads": 4,
+        "num_key_value_heads": None,
         "use_sliding_window": True,
         "sliding_window": 32,
         "max_window_layers": 3,
@@ -161,7 +161,7 @@ def test_missing_fields_have_the_defaults_of_transformers(config: PretrainedConf
     """Optional fields that a file leaves out are what transformers takes them to be."""
     full = config.to_dict()
     required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-    required += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+    required += ("num_attention_heads", "max_position_embeddings")
     sparse = {key: full[key] for key in ("model_type", *required) if key in full}
     assert ModelConfig.from_hf(sparse) == ModelConfig.from_hf(full)
 
@@ -206,6 +206,20 @@ def test_multimodal_gemma3_is_read_as_its_text_part() -> None:
     assert ModelConfig.from_hf(whole.to_dict()) == ModelConfig.from_hf(text.to_dict())
 
 
+def test_multimodal_gemma3_of_the_hub_leaves_most_fields_out() -> None:
+    """A text part with a handful of fields is completed as transformers completes it."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    config = ModelConfig.from_hf({"model_type": "gemma3", "text_config": text})
+    assert config == ModelConfig.from_hf(transformers_round_trip(text))
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
@@ -230,7 +244,7 @@ def test_multimodal_gemma3_is_read_as_its_text_part() -> None:
         ("gemma-3-1b", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
         ("gemma-3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is"),
         ("gemma-3-1b", {"rope_parameters": {"rope_theta": 1.0}}, "rope_parameters is"),
-        ("gemma-3-1b", {"sliding_window": None}, "sliding_window is None"),
+        ("gemma-3-1b", {"sliding_window": None}, "sliding_window is missing"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention is True"),
         ("gpt2", {"n_head": 7}, "n_embd is 768; expected a multiple of n_head, 7"),
