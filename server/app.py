@@ -97,9 +97,9 @@ class Api:
         """List the served model."""
         return _json(answers.ModelList(object="list", data=[self._card()]))
 
-    async def model(self, model_id: str) -> Response:
+    async def model(self, request: Request) -> Response:
         """Describe the served model."""
-        self._inputs.check_model(model_id)
+        self._inputs.check_model(request.path_params["model_id"])
         return _json(self._card())
 
     async def tokenize(self, request: Request) -> Response:
@@ -334,6 +334,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
     app.add_api_route(
         "/v1/models/{model_id:path}",
         api.model,
+        openapi_extra=openapi.path_parameter("model_id"),
         responses=openapi.responses(answers.ModelCard, 404, 503),
     )
     app.add_api_route("/", api.page, response_class=HTMLResponse)

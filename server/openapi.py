@@ -33,6 +33,12 @@ def request_body(schema: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
+def path_parameter(name: str) -> dict[str, Any]:
+    """The `openapi_extra` of a route with this part of its path."""
+    where = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    return {"parameters": [where]}
+
+
 def responses(
     answer: type[BaseModel], *errors: int, chunk: type[BaseModel] | None = None
 ) -> dict[int | str, dict[str, Any]]:

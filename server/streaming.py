@@ -54,7 +54,13 @@ class Writer(abc.ABC):
             Choice(names, call.prompts[index // call.n], call.options)
             for index in range(len(call.requests))
         ]
+        self._num_open = len(call.requests)
         self._index = {request.request_id: i for i, request in enumerate(call.requests)}
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_open == 0
 
     def feed(self, output: RequestOutput) -> tuple[int, Piece]:
         """Take in an output; returns the index of its choice and what the choice gained.
@@ -63,7 +69,9 @@ class Writer(abc.ABC):
             ApiError: The request failed.
         """
         index = self._index[output.request_id]
-        return index, self._choices[index].advance(output)
+        piece = self._choices[index].advance(output)
+        self._num_open -= piece.finish_reason is not None
+        return index, piece
 
     def chunks(self, output: RequestOutput) -> Iterator[BaseModel]:
         """The events of an output; a finish reason stands alone in the last of its choice."""
@@ -258,6 +266,8 @@ async def events(
                 continue
             for chunk in writer.chunks(output):
                 yield event(chunk)
+            if writer.finished:
+                break  # nothing may come between the last token and the usage
     if writer.call.options.include_usage:
         yield event(writer.usage_chunk())
     yield DONE

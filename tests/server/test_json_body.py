@@ -1,0 +1,42 @@
+"""server.json_body: strict where Python's parser is lenient."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.errors import InvalidRequestError
+from server.json_body import parse_object
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": Infinity}', "Infinity"),
+        (b'{"a": -Infinity}', "-Infinity"),
+        (b'{"a": 1e999}', "1e999"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b'{"a": 1, "a": 2}', '"a" appears twice'),
+        (b'{"b": {"c": 1, "c": 1}}', '"c" appears twice'),
+        (b'{"a": 1', "line 1, column"),
+        (b"", "line 1, column 1"),
+        (b'{"a": "\xff"}', "UTF-8"),
+        (b'{"a": "\\ud83e"}', "no partner"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[1]", "must be a JSON object"),
+    ],
+)
+def test_what_is_not_strict_json_is_refused(raw, reason):
+    """The reason stands in the message, and no Python words do."""
+    with pytest.raises(InvalidRequestError) as error:
+        parse_object(raw)
+    assert reason in error.value.message
+    assert error.value.code == "invalid_json"
+
+
+def test_escaped_pairs_are_characters():
+    """Both halves of a surrogate pair together are one character."""
+    assert parse_object(b'{"a": "\\ud83e\\udd89", "b": [1.5, null]}') == {
+        "a": "🦉",
+        "b": [1.5, None],
+    }

@@ -1,0 +1,43 @@
+"""A real server on a real socket, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from server.config import ServerConfig
+from server.deployment import DrainingServer, open_socket
+from server.protocols import Engine
+
+
+@contextmanager
+def serving(engine: Engine, **options: object) -> Iterator[str]:
+    """Serve this engine while the block runs; gives the base URL."""
+    config = ServerConfig(port=0, log_level="error", **options)
+    bound = open_socket(config.host, 0)
+    port = bound.getsockname()[1]
+    ready = threading.Event()
+    server = DrainingServer(engine, config, on_ready=ready.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    if not ready.wait(60):
+        raise TimeoutError("the server did not start")
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        if thread.is_alive():
+            raise TimeoutError("the server did not end")
+
+
+def wait_until(condition, seconds: float = 5.0) -> bool:
+    """Whether a condition becomes true within some time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return bool(condition())
