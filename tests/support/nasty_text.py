@@ -1,0 +1,35 @@
+"""Texts on which tokenizers go wrong."""
+
+from __future__ import annotations
+
+NASTY_TEXTS = (
+    "",
+    " ",
+    "Hello world",
+    " Hello,  world!   How's it going?  I'LL see; don't",
+    "\n",
+    "\n\n\n",
+    "\n" * 33,
+    "a\r\nb\r\n\r\nc\rd",
+    "\t\tx\t y \t\n \n",
+    "   \n   \n",
+    " " * 50 + "x" + " " * 7,
+    "1 12 123 1234 12345 3.14159 1,000,000 0x1F ½ ² ٣",
+    "def f(x):\n    return x ** 2  # comment\n\n\nclass A:\n\tpass\n",
+    "日本語テキスト、漢字。한국어 문장 中文字符",
+    "العربية עברית हिन्दी ไทย тест Ελληνικά",
+    "é e\u0301 ñ n\u0303 o\u0308\u0304 Z͑ͫ̓a̴̛l͠g̵o",
+    "🦉👩\u200d👩\u200d👧🏽🇫🇷 ❤\ufe0f",
+    "\x00\x01\x02\x1b[0m\x7f\x85\u2028\u2029",
+    "\u200b\u200d\ufeff\u00ad\u00a0\u3000\u202e",
+    "\ue000\ufdd0\uffff\U0010fffd",
+    "<|im_end|> <|im_start|>user\nhi <|endoftext|> <s> </s> <bos>",
+    "<|im_end| > <|im_<|im_end|>end|> [INST] <<SYS>> <0x41> <unk>",
+    "Ġtoken ▁token ##token Ċ",
+    "\U0001d573\U0001d58a\U0001d591\U0001d591\U0001d594 ﬁ Å ǅ ß ẞ İ \u0131",
+    "====----____....!!!???((([[[{{{",
+    "https://example.org/a?b=c&d=%20#e user@example.org",
+    "a" * 1000,
+    "ab" * 500 + "🦉" * 100,
+    "word " * 300,
+)
