@@ -73,12 +73,12 @@ def scaled_dot_product_attention(  # noqa: PLR0913 - each option is one form of 
     scores = (q.to(precise) @ k.to(precise).mT) * scale  # (..., H, T, S)
     visible = _visible(scores, causal=causal, window=window, key_lengths=key_lengths)
     if mask is not None:
-        _check_broadcast("mask", mask, scores)
+        _check_mask(mask, scores)
         if mask.dtype == torch.bool:
             visible = visible & mask
         else:
             visible = visible & (mask != -torch.inf)
-            scores = scores + mask
+            scores = scores + mask.to(precise)
 
     # A finite filling keeps a wholly hidden row, and its gradient, free of NaN; the second
     # filling then makes the row zero. Where anything is visible, exp() of the filling is 0 anyway.
@@ -154,15 +154,20 @@ def _check_options(*, window: int | None, dropout: float) -> None:
         raise ValueError(f"dropout is {dropout}; expected at least 0 and below 1")
 
 
-def _check_broadcast(name: str, tensor: Tensor, scores: Tensor) -> None:
-    """Check that a mask stretches to (..., H, T, S) without making it larger."""
-    fits = tensor.ndim <= scores.ndim and all(
+def _check_mask(mask: Tensor, scores: Tensor) -> None:
+    """Check that a mask is of a known kind and stretches to (..., H, T, S) without enlarging it."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(
+            f"mask has dtype {mask.dtype}; expected bool (True may be seen) or a floating one "
+            "(added to the scores)"
+        )
+    fits = mask.ndim <= scores.ndim and all(
         size in (1, wanted)
-        for size, wanted in zip(reversed(tensor.shape), reversed(scores.shape), strict=False)
+        for size, wanted in zip(reversed(mask.shape), reversed(scores.shape), strict=False)
     )
     if not fits:
         raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}, which does not broadcast to the scores' "
+            f"mask has shape {tuple(mask.shape)}, which does not broadcast to the scores' "
             f"(..., heads, queries, keys) = {tuple(scores.shape)}"
         )
 

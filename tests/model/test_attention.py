@@ -256,6 +256,14 @@ def test_half_precision_is_computed_in_single(dtype: torch.dtype) -> None:
     assert torch.equal(out, wide.to(dtype))
 
 
+def test_mask_may_be_of_another_precision() -> None:
+    """An additive mask in float64 beside float32 heads is taken as float32."""
+    q, mask = random(3, 4, dtype=torch.float32), random(3, 3)
+    out, _ = scaled_dot_product_attention(q, q, q, mask=mask)
+    wanted = functional.scaled_dot_product_attention(q[None], q[None], q[None], mask.float())
+    torch.testing.assert_close(out, wanted[0])
+
+
 def test_huge_scores_do_not_overflow() -> None:
     """Scores of thousands give a one-hot row, not NaN."""
     q = torch.eye(3, dtype=torch.float32) * 300
@@ -277,6 +285,7 @@ def test_huge_scores_do_not_overflow() -> None:
         (((3,), (3,), (3,)), {}, ["q has 1 axes", "at least 2"]),
         (((5, 3),) * 3, {"mask": torch.ones(4, 5) > 0}, ["mask", "(4, 5)", "(5, 5)"]),
         (((5, 3),) * 3, {"mask": torch.ones(2, 5, 5) > 0}, ["mask", "(2, 5, 5)", "(5, 5)"]),
+        (((5, 3),) * 3, {"mask": torch.ones(5, 5).long()}, ["mask", "int64", "bool"]),
         (((2, 5, 3),) * 3, {"key_lengths": torch.ones(3)}, ["key_lengths", "(3,)", "(2,)"]),
         (((5, 3),) * 3, {"window": 0}, ["window is 0", "at least 1"]),
         (((5, 3),) * 3, {"dropout": 1.0}, ["dropout is 1.0", "below 1"]),
