@@ -144,10 +144,15 @@ class SafetensorsCheckpoint:
                     if _BUFFERS.fullmatch(key):
                         continue
                     part = file.get_slice(key)
-                    source = SafetensorsSource(
-                        key, tuple(part.get_shape()), path, key, part.get_dtype()
+                    stored_as = part.get_dtype()
+                    if stored_as not in FLOAT_TYPES:
+                        raise CheckpointError(
+                            f"{key} has the type {stored_as}; "
+                            f"supported are {', '.join(FLOAT_TYPES)}."
+                        )
+                    yield from self._translate(
+                        SafetensorsSource(key, tuple(part.get_shape()), path, key, stored_as)
                     )
-                    yield from self._translate(source)
 
     def _translate(self, source: SafetensorsSource) -> Iterator[SafetensorsSource]:
         if self.config.architecture == "gpt2":
@@ -213,10 +218,11 @@ def _weight_files(folder: Path) -> dict[Path, list[str]]:
         if not isinstance(name, str) or Path(name).name != name:
             raise CheckpointError(f"{INDEX} places {key} in {name!r}; expected a file beside it.")
         files.setdefault(folder / name, []).append(key)
+    found = {path: _keys(path) for path in files}
     for path, keys in files.items():
-        absent = sorted(set(keys) ^ set(_keys(path)))
-        if absent:
-            raise CheckpointError(f"{INDEX} and {path.name} do not agree about {absent[0]}.")
+        disputed = sorted({*keys} ^ {*found[path]})
+        if disputed:
+            raise CheckpointError(f"{INDEX} and {path.name} do not agree about {disputed[0]}.")
     return files
 
 

@@ -1,0 +1,174 @@
+"""A path becomes a model that agrees with transformers, or one sentence says why it does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import BOS, END, EOT, NAMES, reference, reference_logprobs
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from model.errors import CheckpointError, ModelError
+from model.loader import LoadedModel, load_model
+
+Tensors = dict[str, Tensor]
+Copy = Callable[[str], Path]
+
+
+@pytest.fixture
+def copy(checkpoint: Callable[[str], Path], tmp_path: Path) -> Copy:
+    """A function from the name of a tiny checkpoint to a copy that may be changed."""
+    return lambda name: Path(shutil.copytree(checkpoint(name), tmp_path / name))
+
+
+def _rewrite(folder: Path, edit: Callable[[Tensors], Tensors]) -> None:
+    """Replace the tensors of a folder by what `edit` makes of them."""
+    file = folder / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in edit(load_file(file)).items()}, file)
+
+
+def _edit_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def _logprobs(loaded: LoadedModel, ids: list[int]) -> Tensor:
+    with torch.inference_mode():
+        return loaded.model(torch.tensor(ids), torch.arange(len(ids))).log_softmax(-1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_checkpoint(checkpoint: Callable[[str], Path], name: str) -> None:
+    """Every log-probability of every checkpoint is within 1e-3 of transformers."""
+    folder = checkpoint(name)
+    loaded = load_model(folder, device="cpu")
+    length = min(200, loaded.config.max_position_embeddings)
+    ids = torch.randint(256, (length,), generator=torch.Generator().manual_seed(3)).tolist()
+    expected = reference_logprobs(reference(folder), ids)
+    assert (_logprobs(loaded, ids) - expected).abs().max() < 1e-3
+    assert loaded.name == name
+    assert loaded.path == folder
+    assert loaded.num_bytes == sum(parameter.nbytes for parameter in loaded.model.parameters())
+
+
+def test_stray_output_matrix(copy: Copy, checkpoint: Callable[[str], Path]) -> None:
+    """A tied model whose file holds an output matrix too uses its embeddings all the same."""
+    folder = copy("rand-llama-tied")
+    stray = {"lm_head.weight": torch.ones(264, 64)}
+    _rewrite(folder, lambda tensors: tensors | stray)
+    ids = list(range(50))
+    expected = reference_logprobs(reference(checkpoint("rand-llama-tied")), ids)
+    assert (_logprobs(load_model(folder), ids) - expected).abs().max() < 1e-3
+
+
+def test_missing_output_matrix(copy: Copy) -> None:
+    """An untied model without output matrix is refused by that name."""
+    folder = copy("rand-llama-untied")
+    _rewrite(folder, lambda tensors: {k: v for k, v in tensors.items() if k != "lm_head.weight"})
+    with pytest.raises(CheckpointError, match=r"configuration: missing lm_head\.weight\."):
+        load_model(folder)
+
+
+def test_all_that_does_not_fit(copy: Copy) -> None:
+    """Missing, surplus and misshapen tensors are named together, with both shapes."""
+    folder = copy("rand-llama-untied")
+
+    def edit(tensors: Tensors) -> Tensors:
+        del tensors["model.norm.weight"]
+        surplus = {f"extra.{i}.weight": torch.ones(2) for i in range(7)}
+        return tensors | surplus | {"lm_head.weight": torch.ones(264, 65)}
+
+    _rewrite(folder, edit)
+    with pytest.raises(CheckpointError) as caught:
+        load_model(folder)
+    assert str(caught.value) == (
+        "The tensors do not fit the configuration: missing model.norm.weight; surplus "
+        "extra.0.weight, extra.1.weight, extra.2.weight, extra.3.weight, extra.4.weight "
+        "and 2 more; misshapen lm_head.weight (264, 65) instead of (264, 64)."
+    )
+
+
+def test_absurd_configuration(copy: Copy) -> None:
+    """Sizes that no file could fill are refused before memory is asked for."""
+    folder = copy("rand-llama-untied")
+    for change in ({"num_hidden_layers": 1000}, {"hidden_size": 2**30}, {"vocab_size": 2**31 - 1}):
+        _edit_config(folder, **{"num_hidden_layers": 3, "hidden_size": 64, "head_dim": 16} | change)
+        with pytest.raises(ModelError):
+            load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "expected"),
+    [
+        (torch.float32, "auto", torch.float32),
+        (torch.bfloat16, "auto", torch.bfloat16),
+        (torch.float16, "auto", torch.bfloat16),
+        (torch.float16, "float32", torch.float32),
+        (torch.float32, "bfloat16", torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("name", ["rand-qwen2", "rand-gpt2"])
+def test_dtype(copy: Copy, name: str, stored: torch.dtype, dtype: Any, expected: Any) -> None:
+    """Matrices are float32 if the file is or if asked, else bfloat16; vectors are float32."""
+    folder = copy(name)
+    _rewrite(folder, lambda tensors: {name: tensor.to(stored) for name, tensor in tensors.items()})
+    _edit_config(folder, dtype=str(stored).removeprefix("torch."))
+    loaded = load_model(folder, dtype=dtype, device="cpu")
+    for parameter in loaded.model.parameters():
+        assert parameter.dtype == (expected if parameter.dim() == 2 else torch.float32)
+        assert parameter.isfinite().all()
+        assert not parameter.requires_grad
+
+
+def test_float32_without_saying_so(copy: Copy) -> None:
+    """A file whose matrices are float32 is float32, though its configuration is silent."""
+    folder = copy("rand-llama-tied")
+    content = json.loads((folder / "config.json").read_text())
+    content.pop("dtype")
+    (folder / "config.json").write_text(json.dumps(content))
+    assert {p.dtype for p in load_model(folder).model.parameters()} == {torch.float32}
+
+
+def test_end_ids_of_all_files(copy: Copy) -> None:
+    """The tokenizer's end of text joins the ids of the configuration files."""
+    folder = copy("script-gpt2")
+    _edit_config(folder, eos_token_id=EOT)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": BOS}))
+    assert load_model(folder).eos_token_ids == {END, EOT, BOS}
+
+
+def test_progress(checkpoint: Callable[[str], Path]) -> None:
+    """Progress grows tensor by tensor up to the bytes of all weights."""
+    told: list[tuple[int, int]] = []
+    loaded = load_model(
+        checkpoint("rand-llama-tied"), progress=lambda done, total: told.append((done, total))
+    )
+    assert [total for _, total in told] == [loaded.num_bytes] * len(told)
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert told[-1] == (loaded.num_bytes, loaded.num_bytes)
+
+
+def test_name_of_a_hub_model(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """A model in the hub's cache goes by its name on the hub."""
+    folder = tmp_path / "models--org--tiny" / "snapshots" / "0123abc"
+    shutil.copytree(checkpoint("rand-llama-tied"), folder)
+    assert load_model(folder).name == "org/tiny"
+
+
+def test_no_such_path(tmp_path: Path) -> None:
+    """A path that leads nowhere is named with what was expected."""
+    with pytest.raises(CheckpointError, match="nowhere does not exist; expected a GGUF file or"):
+        load_model(tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_no_such_device(checkpoint: Callable[[str], Path]) -> None:
+    """CUDA asked for where there is none is refused."""
+    with pytest.raises(CheckpointError, match="no usable CUDA device"):
+        load_model(checkpoint("rand-llama-tied"), device="cuda")
