@@ -19,6 +19,9 @@ column, and it ends by giving its columns back.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,12 +61,8 @@ class KVCachePool:
             raise ValueError(f"block_size must be a power of two, but is {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        # Zeros, not garbage: attention multiplies what it masks by 0, and 0 x NaN would be NaN.
-        self.storage = torch.zeros(
-            (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim),
-            dtype=dtype,
-            device=device,
-        )
+        shape = (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim)
+        self.storage = _zeros(shape, dtype=dtype, device=torch.device(device))
 
     def keys(self, layer: int) -> Tensor:
         """The keys of one layer, (num_blocks, block_size, Hkv, D), as a view of the storage."""
@@ -84,3 +83,15 @@ class KVCachePool:
     ) -> int:
         """Bytes that one token takes: a key and a value in every head of every layer."""
         return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not garbage: attention multiplies what it masks by 0, and 0 x NaN would be NaN.
+
+    On a CPU they come from calloc by way of NumPy: the address space is taken now, but a page of
+    memory only when it is first written, so that a large pool costs no time at start.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
