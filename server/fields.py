@@ -125,7 +125,7 @@ _GENERATION_WORKS = (
     "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "skip_special_tokens",
     "return_token_ids", "truncate_prompt_tokens", "priority", "stream", "stream_options",
-    "prefix_cache", "cache_salt",
+    "prefix_cache", "use_cache", "cache_salt",
 )  # fmt: skip
 _HARMLESS = (
     "user", "safety_identifier", "metadata", "prompt_cache_key", "prompt_cache_retention",
@@ -151,7 +151,6 @@ _SHARED: dict[str, FieldRule] = {
     ),
     "num_predict": _refused("Use 'max_tokens' instead."),
     "n_predict": _refused("Use 'max_tokens' instead."),
-    "use_cache": _only([True]),
     "spaces_between_special_tokens": _only([True]),
     "bad_words": _only([[]]),
     "allowed_token_ids": _refused("Use 'logit_bias' instead."),

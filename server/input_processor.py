@@ -8,17 +8,18 @@ any thread; they never touch the engine, only facts about the model that do not 
 from __future__ import annotations
 
 import secrets
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from model.errors import TemplateError
 from server.call import AnswerOptions, Call, Prompt
+from server.chat_turns import chat_turns
 from server.engine_info import EngineInfo
 from server.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from server.protocols import ChatTemplate, Tokenizer
-from server.request import NO_BIAS, Request, SamplingParams
+from server.request import Request
+from server.sampling_inputs import check_token_ids, max_tokens, sampling_params
 from server.schemas import (
     MAX_SEQUENCES,
     Body,
@@ -26,7 +27,6 @@ from server.schemas import (
     CompletionBody,
     GenerationBody,
     Message,
-    RefusalPart,
     TokenizeBody,
 )
 
@@ -64,7 +64,7 @@ class InputProcessor:
             InvalidRequestError: It cannot be served as it is.
         """
         self.check_model(body.model)
-        scoring = _max_tokens(body) == 0
+        scoring = max_tokens(body) == 0
         if scoring and not body.echo:
             raise InvalidRequestError(
                 "'max_tokens' must be at least 1 (got 0); 0 scores the prompt and needs 'echo'.",
@@ -88,7 +88,7 @@ class InputProcessor:
             InvalidRequestError: It cannot be served as it is.
         """
         self.check_model(body.model)
-        if _max_tokens(body) == 0:
+        if max_tokens(body) == 0:
             raise InvalidRequestError(
                 "'max_tokens' must be at least 1 (got 0).", param="max_tokens"
             )
@@ -152,20 +152,6 @@ class InputProcessor:
                 param="model",
             )
 
-    def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
-        """Refuse ids outside the vocabulary.
-
-        Raises:
-            InvalidRequestError: Names the first such id.
-        """
-        for token_id in token_ids:
-            if not 0 <= token_id < self._info.vocab_size:
-                raise InvalidRequestError(
-                    f"'{param}' must hold token ids from 0 to {self._info.vocab_size - 1} "
-                    f"(got {str(token_id)[:80]}).",
-                    param=param,
-                )
-
     def render(
         self,
         messages: Sequence[Message],
@@ -200,7 +186,7 @@ class InputProcessor:
                 param="messages",
                 code="no_chat_template",
             )
-        turns = [_turn(message, index) for index, message in enumerate(messages)]
+        turns = chat_turns(messages)
         if not truncates:
             self._check_length([str(turn["content"]) for turn in turns], "messages")
         reserved = kwargs.keys() & _RESERVED_KWARGS
@@ -232,7 +218,7 @@ class InputProcessor:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _checked_ids(self, ids: Sequence[int], body: CompletionBody) -> list[int]:
-        self.check_token_ids(ids, "prompt")
+        check_token_ids(ids, self._info, "prompt")
         return _truncate(list(ids), body)
 
     def _echo_text(
@@ -278,8 +264,8 @@ class InputProcessor:
         param = "messages" if prefix == "chatcmpl" else "prompt"
         requests: list[Request] = []
         for prompt in prompts:
-            max_tokens = self._completion_tokens(body, len(prompt.token_ids), param)
-            params = self._sampling_params(body, options, seed=seed, max_tokens=max_tokens)
+            room = self._completion_tokens(body, len(prompt.token_ids), param)
+            params = sampling_params(body, self._info, options=options, seed=seed, max_tokens=room)
             for _ in range(body.n):
                 index = len(requests)
                 request = Request(
@@ -290,6 +276,7 @@ class InputProcessor:
                     priority=body.priority,
                     cache_salt=body.cache_salt,
                     prefix_cache=body.prefix_cache,
+                    use_cache=body.use_cache,
                 )
                 requests.append(request)
         return Call(
@@ -313,7 +300,7 @@ class InputProcessor:
         if num_prompt_tokens == 0:
             raise InvalidRequestError(f"'{param}' must not be empty (got 0 tokens).", param=param)
         limit = self._info.max_model_len
-        asked = _max_tokens(body)
+        asked = max_tokens(body)
         needed = 1 if asked is None else asked
         if num_prompt_tokens + needed > limit:
             raise ContextLengthError(
@@ -324,62 +311,6 @@ class InputProcessor:
         rest = limit - num_prompt_tokens
         is_chat = isinstance(body, ChatBody)
         return rest if is_chat else min(rest, DEFAULT_COMPLETION_TOKENS)
-
-    def _sampling_params(
-        self, body: GenerationBody, options: AnswerOptions, *, seed: int, max_tokens: int
-    ) -> SamplingParams:
-        """What the engine is told, the checkpoint's own defaults filled in."""
-        if body.min_tokens > max_tokens:
-            raise InvalidRequestError(
-                f"'min_tokens' must be at most the {max_tokens} tokens that may be generated "
-                f"(got {body.min_tokens}).",
-                param="min_tokens",
-            )
-        self.check_token_ids(body.stop_token_ids, "stop_token_ids")
-        top_p = self._default(body.top_p, "top_p", 1.0)
-        top_k = int(self._default(body.top_k, "top_k", 0))
-        return SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=body.min_tokens,
-            temperature=_as_float32(self._default(body.temperature, "temperature", 1.0)),
-            top_k=1 if top_p == 0 else _top_k(top_k, self._info.vocab_size),
-            top_p=top_p or 1.0,
-            min_p=self._default(body.min_p, "min_p", 0.0),
-            seed=seed,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            repetition_penalty=self._default(body.repetition_penalty, "repetition_penalty", 1.0),
-            logit_bias=self._logit_bias(body),
-            stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-            stop_token_ids=frozenset(body.stop_token_ids),
-            include_stop_str_in_output=body.include_stop_str_in_output,
-            ignore_eos=body.ignore_eos,
-            skip_special_tokens=body.skip_special_tokens,
-            logprobs=options.logprobs,
-            prompt_logprobs=options.logprobs if options.echo else None,
-        )
-
-    def _default(self, value: float | None, name: str, neutral: float) -> float:
-        """The client's value, else the checkpoint's, else the neutral one."""
-        if value is not None:
-            return value
-        return float(self._info.default_params.get(name, neutral))
-
-    def _logit_bias(self, body: GenerationBody) -> Mapping[int, float]:
-        if not body.logit_bias:
-            return NO_BIAS
-        bias = {}
-        for key, value in body.logit_bias.items():
-            try:
-                token_id = int(key)
-            except ValueError:
-                raise InvalidRequestError(
-                    f"'logit_bias' must have token ids as keys (got '{key[:80]}').",
-                    param="logit_bias",
-                ) from None
-            bias[token_id] = value
-        self.check_token_ids(tuple(bias), "logit_bias")
-        return bias
 
 
 def _prompt_forms(body: CompletionBody) -> tuple[list[str], list[list[int]]]:
@@ -402,22 +333,6 @@ def _check_sequences(num_prompts: int, n: int) -> None:
         )
 
 
-def _max_tokens(body: GenerationBody) -> int | None:
-    """What either spelling says.
-
-    Raises:
-        InvalidRequestError: They differ.
-    """
-    one, other = body.max_tokens, body.max_completion_tokens
-    if one is not None and other is not None and one != other:
-        raise InvalidRequestError(
-            f"'max_tokens' and 'max_completion_tokens' mean the same and differ "
-            f"(got {one} and {other}). Send one of them.",
-            param="max_tokens",
-        )
-    return other if one is None else one
-
-
 def _truncate(token_ids: list[int], body: GenerationBody) -> list[int]:
     keep = body.truncate_prompt_tokens
     return token_ids if keep is None else token_ids[-keep:]
@@ -437,45 +352,3 @@ def _answer_options(
         skip_special_tokens=body.skip_special_tokens,
         include_stop=body.include_stop_str_in_output,
     )
-
-
-def _turn(message: Message, index: int) -> dict[str, object]:
-    """A message as templates expect it: text content, no nulls, developers as system.
-
-    Raises:
-        InvalidRequestError: Only an assistant may say nothing.
-    """
-    if message.content is None and message.role != "assistant":
-        raise InvalidRequestError(
-            f"'messages[{index}].content' is missing; only an assistant's may be null.",
-            param=f"messages[{index}].content",
-        )
-    role = "system" if message.role == "developer" else message.role
-    turn: dict[str, object] = {"role": role, "content": _content_text(message)}
-    if message.name is not None:
-        turn["name"] = message.name
-    if message.tool_call_id is not None:
-        turn["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        turn["tool_calls"] = [call.model_dump(exclude_none=True) for call in message.tool_calls]
-    return turn
-
-
-def _content_text(message: Message) -> str:
-    """The content as one text; parts stand on lines of their own."""
-    if isinstance(message.content, str):
-        return message.content
-    return "\n".join(
-        part.refusal if isinstance(part, RefusalPart) else part.text
-        for part in message.content or ()
-    )
-
-
-def _as_float32(value: float) -> float:
-    """The value as the sampler's arithmetic sees it: what equals 0 there is 0."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
-def _top_k(top_k: int, vocab_size: int) -> int:
-    """0 for off, which -1 and the whole vocabulary are too."""
-    return 0 if top_k <= 0 or top_k >= vocab_size else top_k

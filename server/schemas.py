@@ -112,6 +112,9 @@ class GenerationBody(Body):
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
     """Lower runs first."""
     prefix_cache: bool = True
+    """Whether keys and values of earlier requests may be reused."""
+    use_cache: bool = True
+    """False computes everything anew for every token, to compare."""
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     """Only requests with equal salts share cached prefixes."""
     stream: bool = False

@@ -43,7 +43,7 @@ def refused(response: httpx.Response, status: int) -> dict:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     assert "content-encoding" not in response.headers
-    body = json.loads(response.text, parse_constant=lambda name: pytest.fail(name))
+    body = json.loads(response.text, parse_constant=pytest.fail)
     assert body.keys() == {"error"}
     error = body["error"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -146,7 +146,7 @@ def test_a_wrong_method_names_the_right_one(client):
 def test_faults_known_before_the_first_event_are_plain_errors(
     client, engine, path, body, param, code, stream
 ):
-    """Streamed or not, the status says that the request was refused, and the engine never saw it."""
+    """Streamed or not, the status says no, and the engine never sees the request."""
     before = len(engine.requests)
     status = 404 if code == "model_not_found" else 400
     error = refused(client.post(path, json={**body, "stream": stream}), status)
@@ -226,7 +226,7 @@ def test_usage_adds_up_over_prompts_and_choices(client):
 
 
 def test_continuous_usage_grows_with_every_chunk(client):
-    """guidellm asks for it; the last counts are the final ones."""
+    """Benchmarks ask for it; the last counts are the final ones."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": "a", "stream": True, "stream_options": options}
     chunks = events(client.post(COMPLETIONS, json=body))
@@ -281,11 +281,11 @@ def test_stop_strings_are_cut_and_never_streamed(client):
     chunks = events(response)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hell"
     tokens = [c["choices"][0]["logprobs"]["tokens"] for c in chunks if c["choices"][0]["logprobs"]]
-    assert sum(tokens, []) == list("Hell")
+    assert [token for chunk in tokens for token in chunk] == list("Hell")
 
 
 def test_scoring_a_prompt_returns_its_log_probabilities_and_no_token(client):
-    """echo with max_tokens 0: the first token has none, the text is the prompt."""
+    """With echo and max_tokens 0: the first token has none, the text is the prompt."""
     body = {"prompt": [72, 105, 33], "echo": True, "logprobs": 1, "max_tokens": 0}
     answer = client.post(COMPLETIONS, json=body).json()
     (choice,) = answer["choices"]
