@@ -2,7 +2,8 @@
 
 Requests, aborts and the order to stop go to the thread through one inbox; frozen outputs come
 back in one call per step. The thread builds the engine itself and sleeps while it has no work.
-Nothing is shared but the inbox: the event loop never touches a request it has handed over.
+Nothing is shared but the inbox: the event loop never touches a request it has handed over. What
+must look into the engine goes there too, and runs between two steps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
@@ -23,6 +25,7 @@ from server.errors import EngineDeadError
 from server.request import FinishReason, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 class EngineStatus(enum.Enum):
@@ -45,6 +48,12 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class _Call:
+    work: Callable[[Engine], Any]
+    done: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
@@ -59,8 +68,9 @@ class AsyncEngine:
     def __init__(self, build: Callable[[], LoadedEngine]) -> None:
         self._build = build
         self._loaded: LoadedEngine | None = None
-        self._inbox: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Add | _Abort | _Call | _Stop] = queue.SimpleQueue()
         self._streams: dict[str, asyncio.Queue[RequestOutput]] = {}
+        self._calls: set[asyncio.Future[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._thread: threading.Thread | None = None
@@ -119,8 +129,7 @@ class AsyncEngine:
         Raises:
             EngineDeadError: The engine does not run.
         """
-        if self.status not in (EngineStatus.READY, EngineStatus.DRAINING):
-            raise EngineDeadError(self.error or f"The engine is {self.status.value}.")
+        self._check_running()
         outputs: asyncio.Queue[RequestOutput] = asyncio.Queue()
         open_ids = {request.request_id for request in requests}
         self._streams.update(dict.fromkeys(open_ids, outputs))
@@ -141,6 +150,20 @@ class AsyncEngine:
         if known:
             self._inbox.put(_Abort(known))
 
+    async def call(self, work: Callable[[Engine], Result]) -> Result:
+        """Run `work` in the engine thread, between two steps; all requests wait meanwhile.
+
+        Raises:
+            EngineDeadError: The engine does not run, or ended before it came to this.
+            Exception: Whatever `work` raised; the engine goes on.
+        """
+        self._check_running()
+        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._calls.add(done)
+        done.add_done_callback(self._calls.discard)
+        self._inbox.put(_Call(work, done))
+        return await done
+
     async def stop(self, grace: float) -> None:
         """Refuse nothing by itself, wait for running requests, then end the rest and the thread.
 
@@ -159,6 +182,11 @@ class AsyncEngine:
         self._inbox.put(_Stop())
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        self._fail_calls("The server is shutting down.")
+
+    def _check_running(self) -> None:
+        if self.status not in (EngineStatus.READY, EngineStatus.DRAINING):
+            raise EngineDeadError(self.error or f"The engine is {self.status.value}.")
 
     @property
     def _ready(self) -> LoadedEngine:
@@ -190,9 +218,14 @@ class AsyncEngine:
             ]
         )
 
+    def _fail_calls(self, message: str) -> None:
+        for done in tuple(self._calls):
+            _settle(done, None, EngineDeadError(message))
+
     def _die(self, message: str) -> None:
         self.status, self.error = EngineStatus.DEAD, message
         self._fail_all(message)
+        self._fail_calls(message)
 
     # What follows runs in the engine thread.
 
@@ -229,7 +262,29 @@ class AsyncEngine:
             if isinstance(order, _Abort):
                 for request_id in order.request_ids:
                     engine.abort(request_id)
+            elif isinstance(order, _Call):
+                _carry_out(order, engine)
             else:
                 for request in order.requests:
                     engine.add(request)
         return True
+
+
+def _carry_out(call: _Call, engine: Engine) -> None:
+    """Run a call's work, in the engine thread, and send back what came of it."""
+    result, error = None, None
+    try:
+        result = call.work(engine)
+    except Exception as raised:  # noqa: BLE001 - the caller gets it
+        error = raised
+    call.done.get_loop().call_soon_threadsafe(_settle, call.done, result, error)
+
+
+def _settle(done: asyncio.Future[Any], result: object, error: Exception | None) -> None:
+    """Answer a call, unless its caller has left or was answered."""
+    if done.done():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(result)

@@ -1,11 +1,12 @@
 """The engine thread serves the event loop, ends what is abandoned, and dies loudly."""
 
 import asyncio
+import threading
 
 import pytest
 from engines import load_engine, make_request
 
-from server.async_engine import AsyncEngine, EngineStatus
+from server.async_engine import AsyncEngine, EngineStatus, _Stop
 from server.errors import EngineDeadError
 from server.request import FinishReason
 
@@ -135,3 +136,36 @@ def test_failure_to_load_is_raised_by_start():
             await anext(engine.generate([make_request([1])]))
 
     asyncio.run(main())
+
+
+def test_call_runs_between_steps(loaded):
+    """Work runs in the engine thread, idle or busy, and its result or error comes back."""
+
+    async def scenario(engine: AsyncEngine) -> None:
+        assert await engine.call(lambda inner: inner.has_work) is False
+        stream = engine.generate([make_request([1], max_tokens=400, ignore_eos=True)])
+        await anext(stream)
+        thread, busy = await engine.call(
+            lambda inner: (threading.current_thread().name, inner.has_work)
+        )
+        assert (thread, busy) == ("engine", True)
+        with pytest.raises(ZeroDivisionError):
+            await engine.call(lambda _inner: 1 / 0)
+        await anext(stream)
+        await stream.aclose()
+
+    serving(loaded, scenario)
+
+
+def test_call_ends_with_the_engine(loaded):
+    """Who waits for a call when the engine dies or stops is told."""
+
+    async def scenario(engine: AsyncEngine) -> None:
+        stream = engine.generate([make_request([1], max_tokens=400, ignore_eos=True)])
+        await anext(stream)
+        engine._inbox.put(_Stop())
+        with pytest.raises(EngineDeadError, match="shutting down"):
+            await asyncio.gather(engine.call(lambda _inner: None), engine.stop(grace=0))
+        await stream.aclose()
+
+    serving(loaded, scenario)
