@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from server import answers, schemas
 from server.admission import Admission, Ticket

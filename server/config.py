@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.errors import ConfigurationError
@@ -42,10 +42,8 @@ def _auto(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() == "auto" else value
 
 
-def _power_of_two(value: object) -> object:
-    if isinstance(value, str):
-        value = int(value)
-    if isinstance(value, int) and value & (value - 1):
+def _power_of_two(value: int) -> int:
+    if value & (value - 1):
         raise ValueError("must be a power of two")
     return value
 
@@ -79,7 +77,7 @@ class EngineConfig(BaseSettings):
     """Requests that run at once."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 512
     """Tokens of one step."""
-    block_size: Annotated[int, Field(ge=16, le=256), BeforeValidator(_power_of_two)] = 16
+    block_size: Annotated[int, Field(ge=16, le=256), AfterValidator(_power_of_two)] = 16
     """Tokens in a block of the KV cache; a power of two."""
     prefix_caching: bool = True
     """Whether requests with the same beginning share its keys and values."""

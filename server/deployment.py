@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 
 import uvicorn
@@ -42,9 +43,11 @@ def open_socket(host: str, port: int) -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        bound = socket.socket(family, kind)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        with ExitStack() as on_failure:
+            bound = on_failure.enter_context(socket.socket(family, kind))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            on_failure.pop_all()
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigurationError(

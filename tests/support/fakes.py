@@ -130,6 +130,7 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.open: set[str] = set()
         self.aborted: set[str] = set()
+        self.stopped = False
 
     async def start(self) -> None:
         self.status = FakeStatus.READY
@@ -139,6 +140,7 @@ class FakeEngine:
         while self.open and grace > 0:
             await asyncio.sleep(0.01)
             grace -= 0.01
+        self.stopped = True
 
     async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[RequestOutput, None]:
         self.requests += requests
@@ -168,12 +170,15 @@ class FakeRun:
         self.request = request
         self.params = request.params
         self.tokens = [*engine.reply(request).encode(), EOS]
+        self.engine = engine
         self.fail_after = engine.fail_after
         self.step = 0
         self.sent = ""
 
     def __next__(self) -> RequestOutput:
         params = self.params
+        if self.engine.stopped:
+            return self._output(finish_reason=FinishReason.ERROR, error="shutting down")
         if self.fail_after == self.step:
             return self._output(finish_reason=FinishReason.ERROR, error="injected failure")
         if params.max_tokens == 0:
