@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 _OPEN, _CLOSE = "\ufdd2", "\ufdd3"
 """Noncharacters, which Unicode reserves for internal use; in a user's string they are dropped."""
@@ -37,11 +38,8 @@ class ControlTokens:
     """
 
     def __init__(self, spellings: Iterable[str]) -> None:
-        self.spellings = tuple(sorted(filter(None, spellings), key=len, reverse=True))
-        initials = "".join({re.escape(spelling[0]) for spelling in self.spellings})
-        anything = "|".join(map(re.escape, self.spellings))
-        # The look-ahead passes over ordinary text without trying a thousand alternatives.
-        self._spelling = re.compile(f"(?=[{initials}])(?:{anything})" if anything else "(?!)")
+        self.spellings = tuple(sorted(filter(None, spellings)))
+        self._spelling = re.compile(_any_of(self.spellings) if self.spellings else "(?!)")
         self._beginnings = frozenset(s[:cut] for s in self.spellings for cut in range(1, len(s)))
         self._endings = frozenset(s[cut:] for s in self.spellings for cut in range(1, len(s)))
         self._reach = max(map(len, self._beginnings), default=0)
@@ -89,3 +87,24 @@ class ControlTokens:
         if any(text[:length] in self._endings for length in lengths):
             marked = _OPEN + marked
         return marked
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """Write an expression for the longest of many words, sharing their beginnings.
+
+    A plain alternation of thousands of words would be tried one by one at each "<" of a text.
+    """
+    tree: dict[str, Any] = {}
+    for word in words:
+        node = tree
+        for letter in word:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    return _branches(tree)
+
+
+def _branches(node: dict[str, Any]) -> str:
+    branches = [re.escape(letter) + _branches(child) for letter, child in node.items() if letter]
+    if "" in node:
+        return f"(?:{'|'.join(branches)})?" if branches else ""
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"

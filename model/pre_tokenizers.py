@@ -61,6 +61,9 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
         "qwen2": _QWEN,
         "deepseek-r1-qwen": _QWEN,
         "qwen35": PreTokenizer((_QWEN35,)),
+        "deepseek-coder": PreTokenizer(
+            (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
+        ),
         "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
     }
 )

@@ -153,8 +153,8 @@ def test_templates_render_as_transformers_renders_them(path):
     """Each conversation renders as in transformers, or both refuse it."""
     source = path.read_text()
     ours = ChatTemplate(source, **TOKENS)
-    for name, (messages, options) in CONVERSATIONS.items():
-        options = {"add_generation_prompt": True, **options}
+    for name, (messages, more) in CONVERSATIONS.items():
+        options = {"add_generation_prompt": True, **more}
         assert rendered(ours, messages, options) == expected(source, messages, options), name
 
 
