@@ -1,8 +1,8 @@
 """NativeKernels: one built kernel library, loaded through ctypes, with its pool of threads.
 
 Finds the library for the best instruction set this processor has, or the one KVSERVE_KERNELS
-names, and says which it is and why. Knows the C interface (kernels/kvserve.h) and addresses;
-what the operations mean is the business of its users. Python's lock is released in every call.
+names, and says which it is and why. What the
+operations mean is the business of its users. Python's lock is released in every call.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import ctypes
 import functools
 import os
 from collections.abc import Mapping
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
+
+from model.native_abi import ABI_VERSION, SIGNATURES
 
 InstructionSet = Literal["avx512", "avx2", "portable"]
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
@@ -23,71 +24,7 @@ INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
 SWITCH = "KVSERVE_KERNELS"
 """Environment variable that forces an instruction set, or `off`."""
 
-ABI_VERSION = 1
 KERNELS_FOLDER = Path(__file__).parent / "kernels"
-
-
-class Matrix(ctypes.Structure):
-    """kv_matrix: the packed weights of a linear layer."""
-
-    _fields_: ClassVar = [
-        ("format", c_int32),
-        ("reserved", c_int32),
-        ("in_features", c_int64),
-        ("out_features", c_int64),
-        ("data", c_void_p),
-        ("bias", c_void_p),
-    ]
-
-
-class CacheLayer(ctypes.Structure):
-    """kv_cache_layer: one layer's keys and values in the pool."""
-
-    _fields_: ClassVar = [
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("is_bf16", c_int32),
-        ("block_size", c_int32),
-        ("kv_heads", c_int32),
-        ("head_size", c_int32),
-    ]
-
-
-class Batch(ctypes.Structure):
-    """kv_batch: who sees what in a flat ragged batch."""
-
-    _fields_: ClassVar = [
-        ("requests", c_int64),
-        ("query_starts", c_void_p),
-        ("key_lengths", c_void_p),
-        ("block_table", c_void_p),
-        ("max_blocks", c_int64),
-    ]
-
-
-_P, _I32, _I64, _F = c_void_p, c_int32, c_int64, c_float
-_MATRIX, _CACHE, _BATCH = POINTER(Matrix), POINTER(CacheLayer), POINTER(Batch)
-
-SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
-    "kv_abi_version": (_I32, ()),
-    "kv_instruction_set": (c_char_p, ()),
-    "kv_best_instruction_set": (c_char_p, ()),
-    "kv_pool_create": (_P, (_I32,)),
-    "kv_pool_destroy": (None, (_P,)),
-    "kv_packed_bytes": (_I64, (_I32, _I64, _I64)),
-    "kv_pack_float": (_I32, (_P, _I32, _I32, _P, _I64, _I64, _P)),
-    "kv_pack_gguf": (_I32, (_P, _I32, _P, _I64, _I64, _P)),
-    "kv_gather_rows": (None, (_P, _MATRIX, _P, _I64, _F, _P)),
-    "kv_advise_huge_pages": (None, (_P, _I64)),
-    "kv_linear": (None, (_P, _MATRIX, _P, _I64, _P, _I64, _I32)),
-    "kv_rms_norm": (None, (_P, _P, _P, _I64, _I64, _F, _P)),
-    "kv_layer_norm": (None, (_P, _P, _P, _P, _I64, _I64, _F, _P)),
-    "kv_gated_activation": (None, (_P, _I32, _P, _P, _I64, _I64, _I64, _P)),
-    "kv_rotary": (None, (_P, _P, _I64, _I64, _I64, _I64, _P, _P, _P)),
-    "kv_cache_write": (None, (_P, _CACHE, _P, _P, _I64, _I64, _P)),
-    "kv_attention": (None, (_P, _CACHE, _BATCH, _P, _I64, _I64, _F, _I64, _P, _I64)),
-}
-"""Result and argument types of every function in kvserve.h."""
 
 
 class NativeUnavailableError(RuntimeError):

@@ -16,7 +16,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from model.native_library import Matrix, NativeKernels
+from model.native_abi import Matrix
+from model.native_library import NativeKernels
 
 WeightFormat = Literal["float32", "bfloat16", "int8", "int4", "int4_affine"]
 FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)
@@ -150,6 +151,23 @@ class PackedLinear:
             len(ids),
             scale,
             out.data_ptr(),
+        )
+        return out
+
+    def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return x (..., in) float32 times the matrix transposed, plus bias: (..., out)."""
+        assert x.dtype == torch.float32
+        x = x.contiguous()
+        out = x.new_empty(*x.shape[:-1], self.shape[0])
+        matrix = self.matrix(bias)
+        self.kernels.library.kv_linear(
+            self.kernels.pool,
+            ctypes.byref(matrix),
+            x.data_ptr(),
+            x.numel() // self.shape[1],
+            out.data_ptr(),
+            self.shape[0],
+            0,
         )
         return out
 

@@ -82,6 +82,15 @@ void rotate_head(float* x, int64_t half, const float* cosines, const float* sine
   }
 }
 
+void rotary_angles(int64_t position, const float* frequencies, int64_t half, float magnitude,
+                   float* cosines, float* sines) {
+  for (int64_t i = 0; i < half; ++i) {
+    const double angle = static_cast<float>(position) * frequencies[i];
+    cosines[i] = static_cast<float>(std::cos(angle)) * magnitude;
+    sines[i] = static_cast<float>(std::sin(angle)) * magnitude;
+  }
+}
+
 namespace {
 void write_vector(void* base, int32_t is_bf16, int64_t at, const float* x, int64_t n) {
   if (is_bf16) {

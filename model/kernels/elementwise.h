@@ -18,6 +18,9 @@ void activation_row(int32_t activation, const float* gate, const float* up, int6
                     float* out);
 // (a, b) -> (a cos - b sin, b cos + a sin) for the two halves a and b of a head.
 void rotate_head(float* x, int64_t half, const float* cosines, const float* sines);
+// The cosines and sines of a position, times `magnitude`; the angles are float32 products.
+void rotary_angles(int64_t position, const float* frequencies, int64_t half, float magnitude,
+                   float* cosines, float* sines);
 void cache_write_row(const kv_cache_layer& cache, const float* k, const float* v, int64_t slot);
 
 }  // namespace kvserve

@@ -3,12 +3,13 @@
 // Responsible for: the structs and functions both sides agree on, and nothing else.  Change
 // KV_ABI_VERSION with any of them.  The caller owns every buffer and keeps it alive; nothing here
 // keeps a pointer after it returns, except a kv_model, which keeps those it was built from.
-// Sizes and indices are checked by the caller: these functions trust what they get.
+// Sizes and indices are checked by the caller: these functions trust what they get, except that
+// kv_model_forward checks every index of a step.
 #pragma once
 
 #include <stdint.h>
 
-#define KV_ABI_VERSION 1
+#define KV_ABI_VERSION 2
 #define KV_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -111,6 +112,67 @@ KV_EXPORT void kv_cache_write(kv_pool* pool, const kv_cache_layer* cache, const 
 KV_EXPORT void kv_attention(kv_pool* pool, const kv_cache_layer* cache, const kv_batch* batch,
                             const float* q, int64_t q_stride, int64_t heads, float scale,
                             int64_t window, float* out, int64_t out_stride);
+
+// ---- a whole decoder ----
+
+typedef struct {
+  const float* weight;  // null: this norm is not there
+  const float* bias;    // layer norm only
+} kv_norm;
+
+typedef struct {
+  kv_matrix q, k, v, o;
+  kv_matrix gate;              // data null: the MLP has no gate
+  kv_matrix up, down;
+  kv_norm input, mlp;          // before attention and MLP
+  kv_norm attention_out, mlp_out;  // of what they add, in some families
+  kv_norm q_head, k_head;      // of each query and key head, in some families
+  int64_t window;              // keys a query sees, itself included; 0: all
+  int64_t rotary;              // index into kv_model_spec.rotaries; -1: none
+} kv_layer;
+
+typedef struct {
+  const float* frequencies;  // head_size / 2 angles per position
+  double magnitude;          // factor of cosines and sines
+} kv_rotary_spec;
+
+typedef struct {
+  int64_t hidden_size, intermediate_size, heads, kv_heads, head_size;
+  int64_t layer_count, rotary_count;
+  const kv_layer* layers;
+  const kv_rotary_spec* rotaries;
+  kv_matrix embedding, output;
+  kv_matrix position_embedding;  // data null: none
+  kv_norm final;
+  double norm_epsilon, attention_scale, embedding_scale;
+  int32_t is_layer_norm;
+  int32_t activation;
+} kv_model_spec;
+
+// One step's flat ragged batch, and the pool it writes to and reads from.
+typedef struct {
+  int64_t tokens;
+  const int64_t* input_ids;
+  const int64_t* positions;
+  const int64_t* slots;
+  kv_batch batch;
+  kv_cache_layer first_layer;  // of the pool; the others follow at layer_bytes
+  int64_t layer_bytes;
+  int64_t blocks;  // in the pool
+} kv_step;
+
+typedef struct kv_model kv_model;
+
+// Copies the spec; the weights it points to must outlive the model.
+KV_EXPORT kv_model* kv_model_create(const kv_model_spec* spec);
+KV_EXPORT void kv_model_destroy(kv_model* model);
+// All layers, keys and values written; hidden (tokens, hidden_size) before the last norm.
+// Returns 0, or, with nothing written, what is wrong: 1 an input id, 2 a position, 3 a slot,
+// 4 a key length, 5 a block.
+KV_EXPORT int32_t kv_model_forward(kv_model* model, kv_pool* pool, const kv_step* step, float* hidden);
+// logits (rows, vocabulary) of hidden states (rows, hidden_size).
+KV_EXPORT void kv_model_logits(kv_model* model, kv_pool* pool, const float* hidden, int64_t rows,
+                               float* logits);
 
 #ifdef __cplusplus
 }

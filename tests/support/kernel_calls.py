@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.native_library import Batch, CacheLayer, NativeKernels
+from model.native_abi import Batch, CacheLayer
+from model.native_library import NativeKernels
 from model.quantization import PackedLinear
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")

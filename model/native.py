@@ -1,0 +1,287 @@
+"""NativeTransformer: the decoder of transformer.py, run by the native kernels in one call a step.
+
+Same names, same inputs, same outputs as Transformer, from packed weights on the CPU. What it
+promises beyond it: a row's hidden state and logits have the same bits alone and in any company,
+whatever the chunking of its prompt, the placement of its blocks and the number of threads.
+Holds weights and scratch memory; the cache is handed in with each pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from cache.view import CacheView
+from model.config import ModelConfig
+from model.native_abi import (
+    STEP_ERRORS,
+    Batch,
+    CacheLayer,
+    Layer,
+    Matrix,
+    ModelSpec,
+    Norm,
+    RotarySpec,
+    Step,
+)
+from model.native_library import NativeKernels
+from model.quantization import PackedLinear, WeightFormat
+from model.transformer import Transformer
+
+Weight = PackedLinear | Tensor
+
+EMBEDDING = "model.embed_tokens.weight"
+POSITIONS = "model.position_embeddings.weight"
+OUTPUT = "lm_head.weight"
+
+_ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
+"""In the order of their numbers in kvserve.h."""
+
+
+class NativeTransformer:
+    """A decoder-only language model on the CPU.
+
+    Args:
+        config: What it is made of.
+        weights: Every parameter of Transformer by its name: matrices as PackedLinear, norm
+            weights and biases as float32 tensors. Without lm_head.weight the embedding computes
+            the logits; it is kept once.
+        kernels: What computes.
+
+    Raises:
+        KeyError: A weight is missing.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Weight], *, kernels: NativeKernels
+    ) -> None:
+        self.config = config
+        self.weights = dict(weights)
+        self.kernels = kernels
+        builder = _SpecBuilder(config, self.weights)
+        self._kept_alive = builder.frequencies
+        self._model: int = kernels.library.kv_model_create(ctypes.byref(builder.spec))
+
+    @classmethod
+    def from_transformer(
+        cls,
+        transformer: Transformer,
+        *,
+        kernels: NativeKernels,
+        weight_format: WeightFormat | None = None,
+    ) -> NativeTransformer:
+        """Pack the weights of a Transformer; by default in the formats they have.
+
+        An embedding that only looks up rows keeps its format: rounding it would gain no speed.
+        """
+        parameters = transformer.named_parameters()
+        weights = dict(pack_weights(parameters, kernels=kernels, weight_format=weight_format))
+        return cls(transformer.config, weights, kernels=kernels)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights."""
+        return sum(weight.nbytes for weight in self.weights.values())
+
+    def __call__(
+        self, input_ids: Tensor, positions: Tensor, kv: CacheView, rows: Tensor | None = None
+    ) -> Tensor:
+        """Compute logits; see `forward`."""
+        return self.forward(input_ids, positions, kv, rows)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv: CacheView, rows: Tensor | None = None
+    ) -> Tensor:
+        """Compute the logits of the tokens that follow.
+
+        Args:
+            input_ids: (N,) int64 token ids of a flat batch.
+            positions: (N,) int64 positions of these tokens in their sequences.
+            kv: What may be written to the cache and seen of it.
+            rows: (R,) int64 which of the N rows are wanted; None is all of them.
+
+        Returns:
+            (R, V) float32 logits.
+
+        Raises:
+            ValueError: An index of the batch is out of its bounds.
+        """
+        hidden = self.hidden_states(input_ids, positions, kv)
+        return self.logits(hidden if rows is None else hidden.index_select(0, rows))
+
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, kv: CacheView) -> Tensor:
+        """Run all layers, writing keys and values: (N, C), of which `logits` takes any rows."""
+        layout, storage = kv.layout, kv.pool.storage
+        assert storage.is_contiguous()
+        assert storage.dtype in (torch.float32, torch.bfloat16)
+        assert layout.block_table.stride(1) == 1
+        _, num_layers, num_blocks, block_size, kv_heads, head_size = storage.shape
+        assert (num_layers, kv_heads, head_size) == (
+            self.config.num_layers,
+            self.config.num_kv_heads,
+            self.config.head_dim,
+        )
+        hidden = torch.empty(len(input_ids), self.config.hidden_size)
+        step = Step(
+            tokens=len(input_ids),
+            input_ids=_address(input_ids),
+            positions=_address(positions),
+            slots=_address(layout.slots),
+            batch=Batch(
+                requests=len(layout.key_lengths),
+                query_starts=_address(layout.query_starts),
+                key_lengths=_address(layout.key_lengths),
+                block_table=layout.block_table.data_ptr(),
+                max_blocks=layout.block_table.stride(0),
+            ),
+            first_layer=CacheLayer(
+                keys=storage.data_ptr(),
+                values=storage.data_ptr() + storage.stride(0) * storage.itemsize,
+                is_bf16=int(storage.dtype == torch.bfloat16),
+                block_size=block_size,
+                kv_heads=kv_heads,
+                head_size=head_size,
+            ),
+            layer_bytes=storage.stride(1) * storage.itemsize,
+            blocks=num_blocks,
+        )
+        error = self.kernels.library.kv_model_forward(
+            self._model, self.kernels.pool, ctypes.byref(step), hidden.data_ptr()
+        )
+        if error:
+            raise ValueError(f"The batch cannot be run: {STEP_ERRORS[error]}.")
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compute the logits (R, V), float32, of hidden states (R, C)."""
+        hidden = hidden.contiguous()
+        out = torch.empty(len(hidden), self.config.vocab_size)
+        self.kernels.library.kv_model_logits(
+            self._model, self.kernels.pool, hidden.data_ptr(), len(hidden), out.data_ptr()
+        )
+        return out
+
+    def __del__(self) -> None:
+        """Give the scratch memory back."""
+        model = getattr(self, "_model", None)
+        if model:
+            self._model = 0
+            self.kernels.library.kv_model_destroy(model)
+
+
+def pack_weights(
+    tensors: Iterator[tuple[str, Tensor]],
+    *,
+    kernels: NativeKernels,
+    weight_format: WeightFormat | None,
+) -> Iterator[tuple[str, Weight]]:
+    """Pack named parameters one at a time, so that each can be dropped before the next is read.
+
+    Args:
+        tensors: Names and float tensors of a Transformer.
+        kernels: What packs.
+        weight_format: Of the matrices that are multiplied; None keeps each one's own.
+    """
+    for name, tensor in tensors:
+        if tensor.ndim != 2:
+            yield name, tensor.detach().float().contiguous()
+            continue
+        own: WeightFormat = "float32" if tensor.dtype == torch.float32 else "bfloat16"
+        looked_up_only = name == POSITIONS
+        chosen = own if looked_up_only or weight_format is None else weight_format
+        yield name, PackedLinear.from_float(tensor, weight_format=chosen, kernels=kernels)
+
+
+def _address(indices: Tensor) -> int:
+    """The address of a contiguous int64 list."""
+    assert indices.dtype == torch.int64
+    assert indices.is_contiguous()
+    return indices.data_ptr()
+
+
+class _SpecBuilder:
+    """Translates a configuration and named weights into the kernels' description of a model."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Weight]) -> None:
+        self._config = config
+        self._weights = weights
+        rotaries = list(dict.fromkeys(filter(None, config.rotaries)))
+        self.frequencies = [
+            rotary.inverse_frequencies(config.head_dim).float().contiguous() for rotary in rotaries
+        ]
+        layers = (Layer * config.num_layers)(
+            *(self._layer(index) for index in range(config.num_layers))
+        )
+        for layer, rotary in zip(layers, config.rotaries, strict=True):
+            layer.rotary = -1 if rotary is None else rotaries.index(rotary)
+        embedding = self._matrix(EMBEDDING)
+        self.spec = ModelSpec(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_size=config.head_dim,
+            layer_count=config.num_layers,
+            rotary_count=len(rotaries),
+            layers=layers,
+            rotaries=(RotarySpec * len(rotaries))(
+                *(
+                    RotarySpec(frequencies.data_ptr(), rotary.attention_factor)
+                    for frequencies, rotary in zip(self.frequencies, rotaries, strict=True)
+                )
+            ),
+            embedding=embedding,
+            output=self._matrix(OUTPUT) if OUTPUT in weights else embedding,
+            position_embedding=self._matrix(POSITIONS) if config.learned_positions else Matrix(),
+            final=self._norm("model.norm"),
+            norm_epsilon=config.norm_eps,
+            attention_scale=config.attention_scale,
+            embedding_scale=config.embedding_scale,
+            is_layer_norm=int(config.norm == "layer"),
+            activation=_ACTIVATIONS.index(config.activation),
+        )
+
+    def _layer(self, index: int) -> Layer:
+        config, prefix = self._config, f"model.layers.{index}."
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        after_attention = self._norm(f"{prefix}post_attention_layernorm")
+        sandwich = config.sandwich_norms
+        return Layer(
+            q=self._matrix(f"{attention}q_proj.weight"),
+            k=self._matrix(f"{attention}k_proj.weight"),
+            v=self._matrix(f"{attention}v_proj.weight"),
+            o=self._matrix(f"{attention}o_proj.weight"),
+            gate=self._matrix(f"{mlp}gate_proj.weight") if config.gated_mlp else Matrix(),
+            up=self._matrix(f"{mlp}up_proj.weight"),
+            down=self._matrix(f"{mlp}down_proj.weight"),
+            input=self._norm(f"{prefix}input_layernorm"),
+            mlp=self._norm(f"{prefix}pre_feedforward_layernorm") if sandwich else after_attention,
+            attention_out=after_attention if sandwich else Norm(),
+            mlp_out=self._norm(f"{prefix}post_feedforward_layernorm") if sandwich else Norm(),
+            q_head=self._norm(f"{attention}q_norm") if config.qk_norm else Norm(),
+            k_head=self._norm(f"{attention}k_norm") if config.qk_norm else Norm(),
+            window=config.windows[index] or 0,
+        )
+
+    def _matrix(self, name: str) -> Matrix:
+        weight = self._weights[name]
+        assert isinstance(weight, PackedLinear)
+        return weight.matrix(self._vector(f"{name.removesuffix('.weight')}.bias"))
+
+    def _norm(self, name: str) -> Norm:
+        weight, bias = self._vector(f"{name}.weight"), self._vector(f"{name}.bias")
+        if weight is None:
+            raise KeyError(f"{name}.weight")
+        return Norm(weight.data_ptr(), None if bias is None else bias.data_ptr())
+
+    def _vector(self, name: str) -> Tensor | None:
+        vector = self._weights.get(name)
+        if vector is None:
+            return None
+        assert isinstance(vector, Tensor)
+        assert vector.dtype == torch.float32
+        assert vector.is_contiguous()
+        return vector

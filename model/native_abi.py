@@ -1,0 +1,153 @@
+"""The C interface of the native kernels, kernels/kvserve.h, as ctypes sees it.
+
+Structures and signatures only; a change there is a change here, and a new ABI_VERSION in both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from typing import ClassVar
+
+ABI_VERSION = 2
+
+
+class Matrix(ctypes.Structure):
+    """kv_matrix: the packed weights of a linear layer."""
+
+    _fields_: ClassVar = [
+        ("format", c_int32),
+        ("reserved", c_int32),
+        ("in_features", c_int64),
+        ("out_features", c_int64),
+        ("data", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class CacheLayer(ctypes.Structure):
+    """kv_cache_layer: one layer's keys and values in the pool."""
+
+    _fields_: ClassVar = [
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("is_bf16", c_int32),
+        ("block_size", c_int32),
+        ("kv_heads", c_int32),
+        ("head_size", c_int32),
+    ]
+
+
+class Batch(ctypes.Structure):
+    """kv_batch: who sees what in a flat ragged batch."""
+
+    _fields_: ClassVar = [
+        ("requests", c_int64),
+        ("query_starts", c_void_p),
+        ("key_lengths", c_void_p),
+        ("block_table", c_void_p),
+        ("max_blocks", c_int64),
+    ]
+
+
+class Norm(ctypes.Structure):
+    """kv_norm: weights of a norm; all null is none."""
+
+    _fields_: ClassVar = [("weight", c_void_p), ("bias", c_void_p)]
+
+
+class Layer(ctypes.Structure):
+    """kv_layer: the weights of one decoder layer."""
+
+    _fields_: ClassVar = [
+        *((name, Matrix) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, Norm) for name in ("input", "mlp", "attention_out", "mlp_out")),
+        *((name, Norm) for name in ("q_head", "k_head")),
+        ("window", c_int64),
+        ("rotary", c_int64),
+    ]
+
+
+class RotarySpec(ctypes.Structure):
+    """kv_rotary_spec: angles per position."""
+
+    _fields_: ClassVar = [("frequencies", c_void_p), ("magnitude", c_double)]
+
+
+class ModelSpec(ctypes.Structure):
+    """kv_model_spec: a decoder."""
+
+    _fields_: ClassVar = [
+        ("hidden_size", c_int64),
+        ("intermediate_size", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_size", c_int64),
+        ("layer_count", c_int64),
+        ("rotary_count", c_int64),
+        ("layers", POINTER(Layer)),
+        ("rotaries", POINTER(RotarySpec)),
+        ("embedding", Matrix),
+        ("output", Matrix),
+        ("position_embedding", Matrix),
+        ("final", Norm),
+        ("norm_epsilon", c_double),
+        ("attention_scale", c_double),
+        ("embedding_scale", c_double),
+        ("is_layer_norm", c_int32),
+        ("activation", c_int32),
+    ]
+
+
+class Step(ctypes.Structure):
+    """kv_step: one flat ragged batch and its pool."""
+
+    _fields_: ClassVar = [
+        ("tokens", c_int64),
+        ("input_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("batch", Batch),
+        ("first_layer", CacheLayer),
+        ("layer_bytes", c_int64),
+        ("blocks", c_int64),
+    ]
+
+
+_P, _I32, _I64, _F = c_void_p, c_int32, c_int64, c_float
+_MATRIX, _CACHE, _BATCH = POINTER(Matrix), POINTER(CacheLayer), POINTER(Batch)
+
+SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
+    "kv_abi_version": (_I32, ()),
+    "kv_instruction_set": (c_char_p, ()),
+    "kv_best_instruction_set": (c_char_p, ()),
+    "kv_pool_create": (_P, (_I32,)),
+    "kv_pool_destroy": (None, (_P,)),
+    "kv_packed_bytes": (_I64, (_I32, _I64, _I64)),
+    "kv_pack_float": (_I32, (_P, _I32, _I32, _P, _I64, _I64, _P)),
+    "kv_pack_gguf": (_I32, (_P, _I32, _P, _I64, _I64, _P)),
+    "kv_gather_rows": (None, (_P, _MATRIX, _P, _I64, _F, _P)),
+    "kv_advise_huge_pages": (None, (_P, _I64)),
+    "kv_linear": (None, (_P, _MATRIX, _P, _I64, _P, _I64, _I32)),
+    "kv_rms_norm": (None, (_P, _P, _P, _I64, _I64, _F, _P)),
+    "kv_layer_norm": (None, (_P, _P, _P, _P, _I64, _I64, _F, _P)),
+    "kv_gated_activation": (None, (_P, _I32, _P, _P, _I64, _I64, _I64, _P)),
+    "kv_rotary": (None, (_P, _P, _I64, _I64, _I64, _I64, _P, _P, _P)),
+    "kv_cache_write": (None, (_P, _CACHE, _P, _P, _I64, _I64, _P)),
+    "kv_attention": (None, (_P, _CACHE, _BATCH, _P, _I64, _I64, _F, _I64, _P, _I64)),
+    "kv_model_create": (_P, (POINTER(ModelSpec),)),
+    "kv_model_destroy": (None, (_P,)),
+    "kv_model_forward": (_I32, (_P, _P, POINTER(Step), _P)),
+    "kv_model_logits": (None, (_P, _P, _P, _I64, _P)),
+}
+"""Result and argument types of every function in kvserve.h."""
+
+STEP_ERRORS: Mapping[int, str] = {
+    1: "an input id is outside the vocabulary",
+    2: "a position is negative or beyond the model's trained positions",
+    3: "a slot is outside the pool",
+    4: "a request's keys are more than its row of the block table holds, or fewer than its queries",
+    5: "the block table names a block outside the pool",
+}
+"""What kv_model_forward found wrong with a step, before it wrote anything."""
