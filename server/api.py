@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from server import answers, schemas
 from server.admission import Admission, Ticket
@@ -41,9 +41,6 @@ _INLINE_BYTES = 16_384
 _JSON = "application/json"
 _MAX_HEADER = 1000
 _MAX_REPORTED = 1000
-_PAGE = """<!doctype html><title>kvserve</title><h1>kvserve</h1>
-<p>The API is OpenAI's, under <code>/v1</code>; see <a href="/openapi.json">/openapi.json</a>,
-<a href="/v1/models">/v1/models</a> and <a href="/health">/health</a>.</p>"""
 _READY = "READY"
 
 Parsed = TypeVar("Parsed", bound=schemas.Body)
@@ -149,10 +146,6 @@ class Api:
     async def version(self) -> Response:
         """Say which version this is."""
         return _json(answers.Version(version=VERSION))
-
-    async def page(self) -> HTMLResponse:
-        """Say what this is, to somebody with a browser."""
-        return HTMLResponse(_PAGE)
 
     @property
     def _inputs(self) -> InputProcessor:

@@ -7,7 +7,6 @@ one error shape.
 from __future__ import annotations
 
 from fastapi import FastAPI
-from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -22,9 +21,11 @@ from server.errors import (
     MethodNotAllowedError,
     NotFoundError,
 )
+from server.page import Page
 from server.protocols import Engine
 from server.streaming import encode
 from server.version import VERSION
+from server.views import Views
 
 _JSON = "application/json"
 _CLIENT_GONE = 499
@@ -46,6 +47,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
         redoc_url=None,
     )
     _add_routes(app, Api(engine, config))
+    _add_views(app, Views(engine, keep_alive=config.keep_alive_interval), Page())
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -102,7 +104,20 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         openapi_extra=openapi.path_parameter("model_id"),
         responses=openapi.responses(answers.ModelCard, 404, 503),
     )
-    app.add_api_route("/", api.page, response_class=HTMLResponse)
+
+
+def _add_views(app: FastAPI, views: Views, page: Page) -> None:
+    """What shows the server at work: the cache, the timelines, and the page that draws them."""
+    for path, handler in (
+        ("/kv", views.kv),
+        ("/kv/stream", views.kv_stream),
+        ("/requests", views.requests),
+        ("/requests/{request_id}/timeline", views.timeline),
+    ):
+        name = openapi.path_parameter("request_id") if "{" in path else None
+        app.add_api_route(path, handler, openapi_extra=name)
+    app.add_api_route("/", page.index, include_in_schema=False)
+    app.add_api_route("/static/{name}", page.asset, include_in_schema=False)
 
 
 def _error(error: ApiError) -> Response:

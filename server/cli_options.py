@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
@@ -63,13 +64,11 @@ def _shown(default: object) -> str | bool:
 
 
 def _metavar(field: FieldInfo) -> str | None:
-    """The words a field allows, or what kind of value it takes."""
+    """The words a field allows, or what kind of value it takes; flags need neither."""
     if field.annotation is bool:
         return None
-    if get_origin(field.annotation) is Literal:
-        return "|".join(get_args(field.annotation))
-    kinds = {int: "NUMBER", float: "NUMBER", str: "TEXT"}
-    found = [
-        kinds[kind] for kind in get_args(field.annotation) or (field.annotation,) if kind in kinds
-    ]
-    return found[0]
+    kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
+    kind = field.annotation if get_origin(field.annotation) is Literal or not kinds else kinds[0]
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return "NUMBER" if kind in (int, float) else "TEXT"

@@ -11,8 +11,10 @@ import enum
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from server.cache_snapshot import CacheSnapshot
 from server.engine_info import EngineInfo
 from server.request import Request, RequestOutput
+from server.timeline import Timeline
 
 
 class Tokenizer(Protocol):
@@ -88,6 +90,13 @@ class Engine(Protocol):
     @property
     def chat_template(self) -> ChatTemplate | None:
         """The model's chat template, if it has one."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """What requests waited for and did."""
+
+    async def cache_snapshot(self) -> CacheSnapshot:
+        """How the cache is divided at this moment."""
 
     async def start(self) -> None:
         """Load the model and begin to serve."""

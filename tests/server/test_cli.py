@@ -1,0 +1,92 @@
+"""server.cli: commands, their help, and errors in one line."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from fakes import FakeEngine
+from serving import serving
+from typer.testing import CliRunner
+
+from server import cli
+from server.config import EngineConfig, ServerConfig
+
+
+def run(monkeypatch, *arguments: str, stdin: str = "") -> int:
+    """The exit code of a command line, as the installed script runs it."""
+    monkeypatch.setattr(sys, "argv", ["kvserve", *arguments])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize(("command", "kind"), [("serve", ServerConfig), ("generate", EngineConfig)])
+def test_help_names_every_option_with_its_variable(command, kind):
+    """An option of the configuration cannot be forgotten, as the help is made from it."""
+    result = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "300"})
+    assert result.exit_code == 0
+    for name, field in kind.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in result.output
+        assert f"KVSERVE_{name.upper()}" in result.output
+        assert field.description.split(";")[0].split("\n")[0] in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--port", "70000"], "--port"),
+        (["serve", "--model", "/no/such.gguf", "--port", "0"], "/no/such.gguf"),
+        (["generate", "hi", "--model", "/no/such.gguf"], "/no/such.gguf"),
+        (["generate", "hi", "--block-size", "17"], "power of two"),
+        (["info", "--model", "/no/such.gguf"], "/no/such.gguf"),
+    ],
+)
+def test_a_users_mistake_is_one_line_on_stderr(monkeypatch, capfd, arguments, words):
+    """With a non-zero exit code and no traceback."""
+    assert run(monkeypatch, *arguments, *(["--log-level", "error"] * (arguments[0] == "serve")))
+    out, err = capfd.readouterr()
+    assert out == ""
+    lines = [line for line in err.splitlines() if line.startswith("kvserve: ")]
+    assert len(lines) == 1
+    assert words in lines[0]
+    assert "Traceback" not in err
+
+
+def test_generate_streams_a_continuation(monkeypatch, capfd, checkpoint):
+    """The scripted model writes its page."""
+    path = str(checkpoint("script-gpt2"))
+    arguments = ["--model", path, "--temperature", "0", "--kv-cache-memory", "64MiB"]
+    assert run(monkeypatch, "generate", "A", *arguments, "--threads", "1") == 0
+    assert capfd.readouterr().out == "Owl 🦉 says: END-OF-LINE\nnext é漢字 done\n"
+
+
+def test_generate_can_ask_through_the_template(monkeypatch, capfd, checkpoint):
+    """The scripted model's template is one token."""
+    path = str(checkpoint("script-gpt2"))
+    arguments = ["--model", path, "--temperature", "0", "--kv-cache-memory", "64MiB", "--chat"]
+    assert run(monkeypatch, "generate", "hello", *arguments, "--threads", "1") == 0
+    assert capfd.readouterr().out.startswith("Owl")
+
+
+def test_info_describes_the_model(monkeypatch, capfd, checkpoint):
+    """Without loading its weights."""
+    assert run(monkeypatch, "info", "--model", str(checkpoint("rand-llama-tied"))) == 0
+    out = capfd.readouterr().out
+    assert "4 query, 2 key/value" in out
+    assert "kvserve" in out
+
+
+def test_chat_answers_each_line(monkeypatch, capfd):
+    """Lines of a pipe are questions, and the end of it ends the chat."""
+    with serving(FakeEngine("pong")) as url:
+        assert run(monkeypatch, "chat", "--url", url, stdin="ping\n\nping\n") == 0
+    assert capfd.readouterr().out.split() == ["pong", "pong"]
+
+
+def test_chat_without_a_server_is_one_line(monkeypatch, capfd):
+    """The user learns that nobody answers there."""
+    assert run(monkeypatch, "chat", "--url", "http://127.0.0.1:9", stdin="ping\n") == 1
+    assert "kvserve: " in capfd.readouterr().err
