@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -20,6 +21,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
     root = tmp_path_factory.mktemp("checkpoints")
     return cache(lambda name: checkpoints.build(name, root))
+
+
+@pytest.fixture
+def checkpoint_copy(checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """The same for a copy of the test's own, which it may change."""
+    return lambda name: Path(shutil.copytree(checkpoint(name), tmp_path / name))
 
 
 @pytest.fixture(scope="session")

@@ -10,32 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import BOS, END, EOT, NAMES, reference, reference_logprobs
-from safetensors.torch import load_file, save_file
+from checkpoints import (
+    BOS,
+    END,
+    EOT,
+    NAMES,
+    Tensors,
+    edit_json,
+    reference,
+    reference_logprobs,
+    rewrite_tensors,
+)
 from torch import Tensor
 
 from model.errors import CheckpointError, ModelError
 from model.loader import LoadedModel, load_model
 
-Tensors = dict[str, Tensor]
 Copy = Callable[[str], Path]
-
-
-@pytest.fixture
-def copy(checkpoint: Callable[[str], Path], tmp_path: Path) -> Copy:
-    """A function from the name of a tiny checkpoint to a copy that may be changed."""
-    return lambda name: Path(shutil.copytree(checkpoint(name), tmp_path / name))
-
-
-def _rewrite(folder: Path, edit: Callable[[Tensors], Tensors]) -> None:
-    """Replace the tensors of a folder by what `edit` makes of them."""
-    file = folder / "model.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in edit(load_file(file)).items()}, file)
-
-
-def _edit_config(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def _logprobs(loaded: LoadedModel, ids: list[int]) -> Tensor:
@@ -57,34 +48,36 @@ def test_every_checkpoint(checkpoint: Callable[[str], Path], name: str) -> None:
     assert loaded.num_bytes == sum(parameter.nbytes for parameter in loaded.model.parameters())
 
 
-def test_stray_output_matrix(copy: Copy, checkpoint: Callable[[str], Path]) -> None:
+def test_stray_output_matrix(checkpoint_copy: Copy, checkpoint: Callable[[str], Path]) -> None:
     """A tied model whose file holds an output matrix too uses its embeddings all the same."""
-    folder = copy("rand-llama-tied")
+    folder = checkpoint_copy("rand-llama-tied")
     stray = {"lm_head.weight": torch.ones(264, 64)}
-    _rewrite(folder, lambda tensors: tensors | stray)
+    rewrite_tensors(folder, lambda tensors: tensors | stray)
     ids = list(range(50))
     expected = reference_logprobs(reference(checkpoint("rand-llama-tied")), ids)
     assert (_logprobs(load_model(folder), ids) - expected).abs().max() < 1e-3
 
 
-def test_missing_output_matrix(copy: Copy) -> None:
+def test_missing_output_matrix(checkpoint_copy: Copy) -> None:
     """An untied model without output matrix is refused by that name."""
-    folder = copy("rand-llama-untied")
-    _rewrite(folder, lambda tensors: {k: v for k, v in tensors.items() if k != "lm_head.weight"})
+    folder = checkpoint_copy("rand-llama-untied")
+    rewrite_tensors(
+        folder, lambda tensors: {k: v for k, v in tensors.items() if k != "lm_head.weight"}
+    )
     with pytest.raises(CheckpointError, match=r"configuration: missing lm_head\.weight\."):
         load_model(folder)
 
 
-def test_all_that_does_not_fit(copy: Copy) -> None:
+def test_all_that_does_not_fit(checkpoint_copy: Copy) -> None:
     """Missing, surplus and misshapen tensors are named together, with both shapes."""
-    folder = copy("rand-llama-untied")
+    folder = checkpoint_copy("rand-llama-untied")
 
     def edit(tensors: Tensors) -> Tensors:
         del tensors["model.norm.weight"]
         surplus = {f"extra.{i}.weight": torch.ones(2) for i in range(7)}
         return tensors | surplus | {"lm_head.weight": torch.ones(264, 65)}
 
-    _rewrite(folder, edit)
+    rewrite_tensors(folder, edit)
     with pytest.raises(CheckpointError) as caught:
         load_model(folder)
     assert str(caught.value) == (
@@ -94,11 +87,14 @@ def test_all_that_does_not_fit(copy: Copy) -> None:
     )
 
 
-def test_absurd_configuration(copy: Copy) -> None:
+def test_absurd_configuration(checkpoint_copy: Copy) -> None:
     """Sizes that no file could fill are refused before memory is asked for."""
-    folder = copy("rand-llama-untied")
-    for change in ({"num_hidden_layers": 1000}, {"hidden_size": 2**30}, {"vocab_size": 2**31 - 1}):
-        _edit_config(folder, **{"num_hidden_layers": 3, "hidden_size": 64, "head_dim": 16} | change)
+    folder = checkpoint_copy("rand-llama-untied")
+    for change in ({"num_hidden_layers": 300}, {"hidden_size": 2**30}, {"vocab_size": 2**31 - 1}):
+        edit_json(
+            folder / "config.json",
+            **{"num_hidden_layers": 3, "hidden_size": 64, "head_dim": 16} | change,
+        )
         with pytest.raises(ModelError):
             load_model(folder)
 
@@ -114,11 +110,15 @@ def test_absurd_configuration(copy: Copy) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["rand-qwen2", "rand-gpt2"])
-def test_dtype(copy: Copy, name: str, stored: torch.dtype, dtype: Any, expected: Any) -> None:
+def test_dtype(
+    checkpoint_copy: Copy, name: str, stored: torch.dtype, dtype: Any, expected: Any
+) -> None:
     """Matrices are float32 if the file is or if asked, else bfloat16; vectors are float32."""
-    folder = copy(name)
-    _rewrite(folder, lambda tensors: {name: tensor.to(stored) for name, tensor in tensors.items()})
-    _edit_config(folder, dtype=str(stored).removeprefix("torch."))
+    folder = checkpoint_copy(name)
+    rewrite_tensors(
+        folder, lambda tensors: {name: tensor.to(stored) for name, tensor in tensors.items()}
+    )
+    edit_json(folder / "config.json", dtype=str(stored).removeprefix("torch."))
     loaded = load_model(folder, dtype=dtype, device="cpu")
     for parameter in loaded.model.parameters():
         assert parameter.dtype == (expected if parameter.dim() == 2 else torch.float32)
@@ -126,19 +126,19 @@ def test_dtype(copy: Copy, name: str, stored: torch.dtype, dtype: Any, expected:
         assert not parameter.requires_grad
 
 
-def test_float32_without_saying_so(copy: Copy) -> None:
+def test_float32_without_saying_so(checkpoint_copy: Copy) -> None:
     """A file whose matrices are float32 is float32, though its configuration is silent."""
-    folder = copy("rand-llama-tied")
+    folder = checkpoint_copy("rand-llama-tied")
     content = json.loads((folder / "config.json").read_text())
     content.pop("dtype")
     (folder / "config.json").write_text(json.dumps(content))
     assert {p.dtype for p in load_model(folder).model.parameters()} == {torch.float32}
 
 
-def test_end_ids_of_all_files(copy: Copy) -> None:
+def test_end_ids_of_all_files(checkpoint_copy: Copy) -> None:
     """The tokenizer's end of text joins the ids of the configuration files."""
-    folder = copy("script-gpt2")
-    _edit_config(folder, eos_token_id=EOT)
+    folder = checkpoint_copy("script-gpt2")
+    edit_json(folder / "config.json", eos_token_id=EOT)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": BOS}))
     assert load_model(folder).eos_token_ids == {END, EOT, BOS}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -12,33 +11,23 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import BOS, END, EOT, reference, reference_logprobs
+from checkpoints import (
+    BOS,
+    END,
+    EOT,
+    Tensors,
+    edit_json,
+    reference,
+    reference_logprobs,
+    rewrite_tensors,
+)
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from model.errors import CheckpointError
 from model.loader import load_model
 from model.safetensors_loader import SafetensorsCheckpoint
 
-Tensors = dict[str, Tensor]
 Copy = Callable[[str], Path]
-
-
-@pytest.fixture
-def copy(checkpoint: Callable[[str], Path], tmp_path: Path) -> Copy:
-    """A function from the name of a tiny checkpoint to a copy that may be changed."""
-    return lambda name: Path(shutil.copytree(checkpoint(name), tmp_path / name))
-
-
-def _rewrite(folder: Path, edit: Callable[[Tensors], Tensors]) -> None:
-    """Replace the tensors of a folder by what `edit` makes of them."""
-    file = folder / "model.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in edit(load_file(file)).items()}, file)
-
-
-def _edit_json(file: Path, **changes: Any) -> None:
-    content = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(content | changes))
 
 
 def _assert_same_model(folder: Path, original: Path) -> None:
@@ -59,17 +48,19 @@ def _without_prefix(tensors: Tensors) -> Tensors:
     return bare
 
 
-def test_gpt2_without_prefix(copy: Copy, checkpoint: Callable[[str], Path]) -> None:
+def test_gpt2_without_prefix(checkpoint_copy: Copy, checkpoint: Callable[[str], Path]) -> None:
     """A gpt2 file without prefix and with mask buffers is the same model."""
-    folder = copy("rand-gpt2")
-    _rewrite(folder, _without_prefix)
+    folder = checkpoint_copy("rand-gpt2")
+    rewrite_tensors(folder, _without_prefix)
     _assert_same_model(folder, checkpoint("rand-gpt2"))
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_multimodal_gemma3(copy: Copy, checkpoint: Callable[[str], Path], prefix: str) -> None:
+def test_multimodal_gemma3(
+    checkpoint_copy: Copy, checkpoint: Callable[[str], Path], prefix: str
+) -> None:
     """The text part of a multimodal gemma3 is loaded and its other parts are left."""
-    folder = copy("rand-gemma3")
+    folder = checkpoint_copy("rand-gemma3")
 
     def edit(tensors: Tensors) -> Tensors:
         moved = {prefix + name.removeprefix("model."): t for name, t in tensors.items()}
@@ -77,7 +68,7 @@ def test_multimodal_gemma3(copy: Copy, checkpoint: Callable[[str], Path], prefix
         root = "" if prefix.startswith("language") else "model."
         return moved | {root + name: torch.ones(4) for name in others}
 
-    _rewrite(folder, edit)
+    rewrite_tensors(folder, edit)
     text = json.loads((folder / "config.json").read_text())
     outer = {"model_type": "gemma3", "text_config": text, "eos_token_id": [END, EOT]}
     (folder / "config.json").write_text(json.dumps(outer))
@@ -86,11 +77,11 @@ def test_multimodal_gemma3(copy: Copy, checkpoint: Callable[[str], Path], prefix
     assert SafetensorsCheckpoint(folder).eos_token_ids == {END, EOT}
 
 
-def test_old_rotary_buffers(copy: Copy, checkpoint: Callable[[str], Path]) -> None:
+def test_old_rotary_buffers(checkpoint_copy: Copy, checkpoint: Callable[[str], Path]) -> None:
     """Rotary frequencies that old llama files carry are not weights."""
-    folder = copy("rand-llama-untied")
+    folder = checkpoint_copy("rand-llama-untied")
     buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
-    _rewrite(folder, lambda tensors: tensors | buffer)
+    rewrite_tensors(folder, lambda tensors: tensors | buffer)
     _assert_same_model(folder, checkpoint("rand-llama-untied"))
 
 
@@ -104,13 +95,13 @@ def _shard(folder: Path) -> dict[str, str]:
         file = f"model-0000{i + 1}-of-00002.safetensors"
         save_file({name: tensors[name] for name in part}, folder / file)
         weight_map |= dict.fromkeys(part, file)
-    _edit_json(folder / "model.safetensors.index.json", weight_map=weight_map)
+    edit_json(folder / "model.safetensors.index.json", weight_map=weight_map)
     return weight_map
 
 
-def test_sharded_weights(copy: Copy, checkpoint: Callable[[str], Path]) -> None:
+def test_sharded_weights(checkpoint_copy: Copy, checkpoint: Callable[[str], Path]) -> None:
     """Weights spread over files by an index are the same model."""
-    folder = copy("rand-llama-untied")
+    folder = checkpoint_copy("rand-llama-untied")
     _shard(folder)
     _assert_same_model(folder, checkpoint("rand-llama-untied"))
 
@@ -125,11 +116,11 @@ def test_sharded_weights(copy: Copy, checkpoint: Callable[[str], Path]) -> None:
         ({"model.norm.weight": 5}, "places model.norm.weight in 5"),
     ],
 )
-def test_wrong_index(copy: Copy, change: dict[str, Any], reason: str) -> None:
+def test_wrong_index(checkpoint_copy: Copy, change: dict[str, Any], reason: str) -> None:
     """An index that does not fit its files, or points out of the folder, is refused."""
-    folder = copy("rand-llama-untied")
+    folder = checkpoint_copy("rand-llama-untied")
     weight_map = _shard(folder)
-    _edit_json(folder / "model.safetensors.index.json", weight_map=weight_map | change)
+    edit_json(folder / "model.safetensors.index.json", weight_map=weight_map | change)
     with pytest.raises(CheckpointError, match=reason):
         SafetensorsCheckpoint(folder)
 
@@ -153,9 +144,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_file(copy: Copy, name: str) -> None:
+def test_hostile_file(checkpoint_copy: Copy, name: str) -> None:
     """A file that lies about itself ends in one sentence and takes little memory."""
-    folder = copy("rand-llama-untied")
+    folder = checkpoint_copy("rand-llama-untied")
     (folder / "model.safetensors").write_bytes(HOSTILE[name])
     tracemalloc.start()
     with pytest.raises(CheckpointError, match="is not a usable safetensors file") as caught:
@@ -165,35 +156,35 @@ def test_hostile_file(copy: Copy, name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_truncated_file(copy: Copy) -> None:
+def test_truncated_file(checkpoint_copy: Copy) -> None:
     """A file cut at half is refused."""
-    folder = copy("rand-llama-untied")
+    folder = checkpoint_copy("rand-llama-untied")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(CheckpointError, match="is not a usable safetensors file"):
         load_model(folder)
 
 
-def test_integer_weights(copy: Copy) -> None:
+def test_integer_weights(checkpoint_copy: Copy) -> None:
     """Weights in a type that needs unpacking are refused by name."""
-    folder = copy("rand-llama-untied")
+    folder = checkpoint_copy("rand-llama-untied")
     name = "model.layers.0.mlp.up_proj.weight"
-    _rewrite(folder, lambda tensors: tensors | {name: tensors[name].to(torch.int8)})
+    rewrite_tensors(folder, lambda tensors: tensors | {name: tensors[name].to(torch.int8)})
     with pytest.raises(CheckpointError, match=rf"{name} has the type I8; supported are F64"):
         load_model(folder)
 
 
-def test_pickled_weights(copy: Copy) -> None:
+def test_pickled_weights(checkpoint_copy: Copy) -> None:
     """PyTorch's own format, which may run code, is refused with what to do."""
-    folder = copy("rand-llama-untied")
+    folder = checkpoint_copy("rand-llama-untied")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="convert them to safetensors"):
         SafetensorsCheckpoint(folder)
 
 
-def test_no_weights(copy: Copy) -> None:
+def test_no_weights(checkpoint_copy: Copy) -> None:
     """A folder without weights is told what is looked for."""
-    folder = copy("rand-llama-untied")
+    folder = checkpoint_copy("rand-llama-untied")
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
         SafetensorsCheckpoint(folder)
@@ -209,9 +200,9 @@ def test_no_weights(copy: Copy) -> None:
         ("\x00\xff", "is not readable"),
     ],
 )
-def test_broken_config(copy: Copy, content: str | None, reason: str) -> None:
+def test_broken_config(checkpoint_copy: Copy, content: str | None, reason: str) -> None:
     """A configuration that is missing or is no JSON object is named."""
-    folder = copy("rand-llama-untied")
+    folder = checkpoint_copy("rand-llama-untied")
     (folder / "config.json").unlink()
     if content is not None:
         (folder / "config.json").write_text(content, "latin-1")
@@ -219,19 +210,19 @@ def test_broken_config(copy: Copy, content: str | None, reason: str) -> None:
         SafetensorsCheckpoint(folder)
 
 
-def test_end_ids(checkpoint: Callable[[str], Path], copy: Copy) -> None:
+def test_end_ids(checkpoint: Callable[[str], Path], checkpoint_copy: Copy) -> None:
     """End ids of config.json and generation_config.json are joined, be they one or several."""
     assert SafetensorsCheckpoint(checkpoint("script-gpt2")).eos_token_ids == {END, EOT}
-    folder = copy("rand-llama-untied")
-    _edit_json(folder / "config.json", eos_token_id=[5, 6])
-    _edit_json(folder / "generation_config.json", eos_token_id=7)
+    folder = checkpoint_copy("rand-llama-untied")
+    edit_json(folder / "config.json", eos_token_id=[5, 6])
+    edit_json(folder / "generation_config.json", eos_token_id=7)
     assert SafetensorsCheckpoint(folder).eos_token_ids == {5, 6, 7}
 
 
-def test_default_params(copy: Copy) -> None:
+def test_default_params(checkpoint_copy: Copy) -> None:
     """Recommended sampling parameters are handed on, without what is no finite number."""
-    folder = copy("rand-llama-untied")
-    _edit_json(
+    folder = checkpoint_copy("rand-llama-untied")
+    edit_json(
         folder / "generation_config.json",
         temperature=0.7,
         top_k=20,
@@ -242,9 +233,9 @@ def test_default_params(copy: Copy) -> None:
     assert SafetensorsCheckpoint(folder).default_params == {"temperature": 0.7, "top_k": 20}
 
 
-def test_chat_template(copy: Copy) -> None:
+def test_chat_template(checkpoint_copy: Copy) -> None:
     """The template comes from its own file, else from the tokenizer's settings, else nowhere."""
-    folder = copy("script-gpt2")
+    folder = checkpoint_copy("script-gpt2")
     messages = [{"role": "user", "content": "hi"}]
 
     def rendered() -> str | None:
@@ -255,18 +246,18 @@ def test_chat_template(copy: Copy) -> None:
     (folder / "chat_template.jinja").unlink()
     assert rendered() is None
     settings = folder / "tokenizer_config.json"
-    _edit_json(settings, chat_template="{{ bos_token + messages[0].content }}")
+    edit_json(settings, chat_template="{{ bos_token + messages[0].content }}")
     assert rendered() == "<|bos|>hi"
     both = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    _edit_json(settings, chat_template=both)
+    edit_json(settings, chat_template=both)
     assert rendered() == "d"
     assert SafetensorsCheckpoint(folder).tokenizer.bos_token_id == BOS
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_file_is_not_kept_mapped(copy: Copy) -> None:
+def test_file_is_not_kept_mapped(checkpoint_copy: Copy) -> None:
     """A loaded model holds its weights in memory of its own."""
-    folder = copy("rand-llama-untied")
+    folder = checkpoint_copy("rand-llama-untied")
     loaded = load_model(folder)
     assert loaded.num_bytes > 0
     assert str(folder) not in Path("/proc/self/maps").read_text()

@@ -8,10 +8,13 @@ in every log-probability. `transformers` builds and writes them, so it is the or
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -29,6 +32,8 @@ from transformers import (
 from transformers.utils import logging
 
 logging.disable_progress_bar()
+
+Tensors = dict[str, torch.Tensor]
 
 WORDS = (" Paris", "STOP", ">>", "  ")
 """Tokens of several bytes; their ids follow the 256 bytes."""
@@ -155,6 +160,18 @@ def build(name: str, folder: Path) -> Path:
     model.save_pretrained(target)
     byte_tokenizer(template).save_pretrained(target)
     return target
+
+
+def rewrite_tensors(folder: Path, edit: Callable[[Tensors], Tensors]) -> None:
+    """Replace the tensors of a folder by what `edit` makes of them."""
+    file = folder / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in edit(load_file(file)).items()}, file)
+
+
+def edit_json(file: Path, **changes: Any) -> None:
+    """Set entries of a JSON file, which need not exist."""
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | changes))
 
 
 def reference(path: Path) -> PreTrainedModel:
