@@ -74,6 +74,9 @@ class ChatTemplate:
             raise TemplateError(
                 "continue_final_message and add_generation_prompt exclude each other"
             )
+        last_text = ""
+        if continue_final_message:
+            messages, last_text = _tag_final_text(messages)
         variables = {
             **self._special_tokens,
             "tools": control_tokens.mark(tools),
@@ -86,7 +89,9 @@ class ChatTemplate:
         for variant in _variants(messages):
             turns = control_tokens.mark_all(variant)
             try:
-                text = self._render_turns(source, turns, variables, open_end=continue_final_message)
+                text = self._renderer.render(source, {**variables, "messages": turns})
+                if continue_final_message:
+                    text = _cut_at_tag(text, last_text)
             except TemplateLimitError:
                 raise
             except TemplateError as error:
@@ -139,20 +144,6 @@ class ChatTemplate:
                 "and none is the default"
             )
         return self._sources[name]
-
-    def _render_turns(
-        self,
-        source: str,
-        turns: list[dict[str, object]],
-        variables: Mapping[str, object],
-        *,
-        open_end: bool,
-    ) -> str:
-        if not open_end:
-            return self._renderer.render(source, {**variables, "messages": turns})
-        turns, last_text = _tag_final_text(turns)
-        rendered = self._renderer.render(source, {**variables, "messages": turns})
-        return _cut_at_tag(rendered, last_text)
 
 
 def read_folder_templates(path: Path) -> str | dict[str, str] | None:
@@ -248,25 +239,25 @@ def _parsed_call(call: object) -> object:
     return {**call, "function": {**function, "arguments": parsed}}
 
 
-def _tag_final_text(turns: list[dict[str, object]]) -> tuple[list[dict[str, object]], str]:
+def _tag_final_text(messages: Sequence[Message]) -> tuple[list[Message], str]:
     """Append the tag to the text that is to be continued, and return that text as well."""
-    content = turns[-1].get("content") if turns else None
+    content = messages[-1].get("content") if messages else None
     if isinstance(content, str):
-        return [*turns[:-1], {**turns[-1], "content": content + _CONTINUE_HERE}], content
-    parts = list(content) if isinstance(content, list) else []
+        return [*messages[:-1], {**messages[-1], "content": content + _CONTINUE_HERE}], content
+    parts = list(content) if isinstance(content, list | tuple) else []
     for index in reversed(range(len(parts))):
-        text = parts[index].get("text") if isinstance(parts[index], dict) else None
+        text = parts[index].get("text") if isinstance(parts[index], Mapping) else None
         if isinstance(text, str):
             parts[index] = {**parts[index], "text": text + _CONTINUE_HERE}
-            return [*turns[:-1], {**turns[-1], "content": parts}], text
+            return [*messages[:-1], {**messages[-1], "content": parts}], text
     raise TemplateError("continue_final_message needs text in the last message")
 
 
 def _cut_at_tag(rendered: str, last_text: str) -> str:
     """End the prompt at the tag; if the template trimmed the tag, trim what is before it too."""
-    tag = _CONTINUE_HERE.strip()
-    at = rendered.rfind(tag)
-    if at < 0 or last_text.strip() not in rendered:
+    at = rendered.rfind(_CONTINUE_HERE.strip())
+    written = "".join(segment.text for segment in ControlTokens.split(rendered))
+    if at < 0 or last_text.strip() not in written:
         raise TemplateError(
             "continue_final_message is set, but the template does not keep the last message"
         )

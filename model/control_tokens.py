@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_OPEN, _CLOSE = "\ufdd2", "\ufdd3"
+_OPEN, _CLOSE, _BREAK = "\ufdd2", "\ufdd3", "\ufdd4"
 """Noncharacters, which Unicode reserves for internal use; in a user's string they are dropped."""
 
-_MARKED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}|[{_OPEN}{_CLOSE}]")
+_MARK = re.compile(f"[{_OPEN}{_CLOSE}{_BREAK}]")
+_MARKED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}{_BREAK}]*){_CLOSE}|{_MARK.pattern}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class ControlTokens:
         """Return a copy of JSON data in which every spelling of a control token is marked.
 
         A string that ends like the beginning of a control token, or begins like the end of one,
-        gets a lone mark there, so that a template cannot put a token together from two strings.
+        gets a mark there, so that a template cannot put a token together from two strings.
         """
         if isinstance(value, str):
             return self._mark_text(value)
@@ -79,13 +80,13 @@ class ControlTokens:
         return [segment for segment in segments if segment.text]
 
     def _mark_text(self, text: str) -> str:
-        text = text.replace(_OPEN, "").replace(_CLOSE, "")
+        text = _MARK.sub("", text)
         marked = self._spelling.sub(f"{_OPEN}\\g<0>{_CLOSE}", text)
         lengths = range(1, min(self._reach, len(text)) + 1)
         if any(text[-length:] in self._beginnings for length in lengths):
-            marked += _CLOSE
+            marked += _BREAK
         if any(text[:length] in self._endings for length in lengths):
-            marked = _OPEN + marked
+            marked = _BREAK + marked
         return marked
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 import resource
 import signal
 import sys
@@ -28,6 +29,8 @@ import jinja2.utils
 
 MEMORY_LIMIT = 512 << 20
 """Bytes of address space."""
+ESCAPED_MARK = re.compile(r"(?<!\\)((?:\\\\)*)\\u(fdd[234])")
+"""A mark of model.control_tokens in ASCII; backslashes of the user's own come in pairs."""
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -104,7 +107,9 @@ def to_json(
         separators=separators,
         sort_keys=sort_keys,
     )
-    return text.replace("\\ufdd2", "\ufdd2").replace("\\ufdd3", "\ufdd3") if ensure_ascii else text
+    if not ensure_ascii:
+        return text
+    return ESCAPED_MARK.sub(lambda match: match[1] + chr(int(match[2], 16)), text)
 
 
 def strftime_now(pattern: str) -> str:
