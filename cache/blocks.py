@@ -56,6 +56,11 @@ class BlockAllocator:
         """Blocks that nobody holds and whose content can still be shared."""
         return len(self._reusable)
 
+    @property
+    def reusable(self) -> tuple[int, ...]:
+        """The ids of those blocks, in the order in which they would be evicted."""
+        return tuple(self._reusable)
+
     def num_holders(self, block_id: int) -> int:
         """How many regions hold a block; 0 if it is free or reusable."""
         return self._num_holders[block_id]

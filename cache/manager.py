@@ -75,6 +75,11 @@ class KVCacheManager:
         return self._blocks.num_available
 
     @property
+    def reusable_block_ids(self) -> tuple[int, ...]:
+        """Blocks that nobody holds and that can still be shared, the next to be evicted first."""
+        return self._blocks.reusable
+
+    @property
     def usage(self) -> float:
         """The held part of the pool, from 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks

@@ -19,10 +19,12 @@ from typing import Any, TypeVar
 
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
+from server.cache_snapshot import CacheSnapshot, take_snapshot
 from server.engine import Engine, LoadedEngine
 from server.engine_info import EngineInfo
 from server.errors import EngineDeadError
 from server.request import FinishReason, Request, RequestOutput
+from server.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -91,6 +93,11 @@ class AsyncEngine:
     def chat_template(self) -> ChatTemplate | None:
         """The model's chat template, if it has one; only once it is loaded."""
         return self._ready.chat_template
+
+    @property
+    def timeline(self) -> Timeline:
+        """What requests waited for and did; the engine thread writes it, anyone may read it."""
+        return self._ready.timeline
 
     @property
     def num_running(self) -> int:
@@ -164,6 +171,15 @@ class AsyncEngine:
         self._inbox.put(_Call(work, done))
         return await done
 
+    async def cache_snapshot(self) -> CacheSnapshot:
+        """How the cache is divided between this step and the next.
+
+        Raises:
+            EngineDeadError: The engine does not run.
+        """
+        timeline = self.timeline
+        return await self.call(lambda engine: take_snapshot(engine.scheduler, timeline))
+
     async def stop(self, grace: float) -> None:
         """Refuse nothing by itself, wait for running requests, then end the rest and the thread.
 
@@ -182,10 +198,12 @@ class AsyncEngine:
         self._inbox.put(_Stop())
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+            self._thread = None
         self._fail_calls("The server is shutting down.")
 
     def _check_running(self) -> None:
-        if self.status not in (EngineStatus.READY, EngineStatus.DRAINING):
+        runs = self.status in (EngineStatus.READY, EngineStatus.DRAINING)
+        if not runs or self._thread is None:
             raise EngineDeadError(self.error or f"The engine is {self.status.value}.")
 
     @property

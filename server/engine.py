@@ -9,20 +9,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from cache.manager import KVCacheManager
 from cache.pool import KVCachePool
+from model.attention_recorder import record_attention
 from model.chat_template import ChatTemplate
 from model.cost import ForwardCost
 from model.loader import LoadedModel, Progress, load_model, resolve_model
+from model.native_library import load_kernels
 from model.ops import attention_backend
 from model.tokenizer import Tokenizer
 from server.cache_plan import CachePlan, plan_cache
 from server.config import EngineConfig
 from server.engine_info import EngineInfo
+from server.observed_scheduler import ObservedScheduler
 from server.output_processor import OutputProcessor
 from server.request import (
     Request,
@@ -35,8 +40,19 @@ from server.resources import available_memory, cpu_count
 from server.runner import ModelRunner
 from server.sampler import Sampler, SamplerOutput
 from server.scheduler import Batch, ScheduledRequest, Scheduler
+from server.timeline import Timeline
+from server.token_masks import TokenMasks
 
 logger = logging.getLogger(__name__)
+
+
+class AttentionRecording(Protocol):
+    """`record_attention` with a model and a cache's form given already."""
+
+    def __call__(
+        self, token_ids: Sequence[int], *, layer: int | None, head: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weights (S, S) and the hidden states (S, C)."""
 
 
 class Engine:
@@ -47,6 +63,8 @@ class Engine:
         runner: Computes it.
         sampler: Chooses tokens.
         output_processor: Makes text of them and sees when a request ends.
+        record_attention: Runs the readable model over a text; see model.attention_recorder.
+        token_masks: Finds what constrained requests may say.
     """
 
     def __init__(
@@ -56,11 +74,15 @@ class Engine:
         sampler: Sampler,
         *,
         output_processor: OutputProcessor,
+        record_attention: AttentionRecording,
+        token_masks: TokenMasks,
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
         self._output_processor = output_processor
+        self._record_attention = record_attention
+        self._token_masks = token_masks
 
     @property
     def has_work(self) -> bool:
@@ -82,6 +104,7 @@ class Engine:
         batch = self.scheduler.schedule()
         if batch is None:
             return []
+        self._token_masks.begin([entry.request for entry in batch.sampling])
         hidden = self._runner.forward(batch)
         sampled = self._sample(batch, hidden)
         self.scheduler.commit(batch)
@@ -112,7 +135,7 @@ class Engine:
         Raises:
             ValueError: An argument is out of its bounds.
         """
-        weights = self._runner.attention_weights(token_ids, layer=layer, head=head)
+        weights, _ = self._record_attention(token_ids, layer=layer, head=head)
         rows: list[list[float]] = weights.tolist()
         return rows
 
@@ -128,7 +151,11 @@ class Engine:
         if not rows:
             return None
         logits = self._runner.logits(hidden, rows)
-        return self._sampler.sample(logits, [entry.request for entry in batch.sampling])
+        allowed = self._token_masks.finish()
+        requests = [entry.request for entry in batch.sampling]
+        sampled = self._sampler.sample(logits, requests, allowed=allowed.mask)
+        sampled.failed.update(allowed.failed)
+        return sampled
 
     def _score_prompts(self, batch: Batch, hidden: Tensor) -> list[RequestOutput]:
         """Fill in the prompt log-probabilities of this batch; end requests that want only those."""
@@ -197,6 +224,8 @@ class LoadedEngine:
     info: EngineInfo
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    timeline: Timeline
+    """What its requests waited for and did."""
 
 
 def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> LoadedEngine:
@@ -212,8 +241,17 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
     """
     num_threads = config.threads or cpu_count()
     torch.set_num_threads(num_threads)
+    kernels, status = load_kernels(
+        threads=num_threads, environment={"KVSERVE_KERNELS": config.kernels}
+    )
+    logger.info("kernels: %s (%s), %d threads", status.path, status.reason, num_threads)
     loaded = load_model(
-        resolve_model(config.model), dtype=config.dtype, device=config.device, progress=progress
+        resolve_model(config.model),
+        dtype=config.dtype,
+        device=config.device,
+        kernels=kernels,
+        quantize=config.quantize,
+        progress=progress,
     )
     pool, plan = _allocate_cache(loaded, config)
     logger.info(plan.describe())
@@ -227,18 +265,23 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_model_len": plan.max_model_len,
     }
+    timeline = Timeline()
     engine = Engine(
-        Scheduler(manager, **limits),
-        ModelRunner(loaded.model, pool, attention_backend(), **limits),
+        ObservedScheduler(manager, timeline=timeline, **limits),
+        ModelRunner(loaded.native or loaded.model, pool, attention_backend(), **limits),
         Sampler(loaded.config.vocab_size, loaded.device, eos_token_ids=loaded.eos_token_ids),
         output_processor=OutputProcessor(loaded.tokenizer, loaded.eos_token_ids),
+        record_attention=partial(record_attention, loaded.model, like=pool.storage),
+        token_masks=TokenMasks(loaded.config.vocab_size, loaded.device),
     )
     engine.warm_up()
+    timeline.clear()
     return LoadedEngine(
         engine=engine,
         info=_describe(loaded, plan, config=config, num_threads=num_threads),
         tokenizer=loaded.tokenizer,
         chat_template=loaded.chat_template,
+        timeline=timeline,
     )
 
 

@@ -33,8 +33,11 @@ WITHOUT_TORCH = {
     "server.errors",
     "server.config",
 }
-# connection and openapi are parts of app that stand in files of their own.
-WITH_FASTAPI = {f"server.{n}" for n in ("app", "connection", "openapi", "streaming", "deployment")}
+# What stands beside app are parts of it in files of their own.
+WITH_FASTAPI = {
+    f"server.{name}"
+    for name in ("api", "app", "connection", "deployment", "openapi", "page", "streaming", "views")
+}
 PUBLIC_TO_TOOLS = {"server.engine", "server.config"}
 
 

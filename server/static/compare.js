@@ -1,0 +1,101 @@
+// The comparison: the same continuation with the cache and without it, measured by the server.
+
+import { getJson } from "./api.js";
+import { byId, milliseconds, redrawWhenNeeded, surface, tint } from "./dom.js";
+
+const HEIGHT = 220;
+const EDGE = { left: 58, right: 12, top: 22, bottom: 30 };
+
+/** Shows the panel; called again after each new connection. */
+export function setUpComparison() {
+  if (!byId("compare-card").hidden) return;
+  byId("compare-card").hidden = false;
+  let result = null;
+  const draw = () => result && drawBoth(byId("compare-canvas"), result);
+  redrawWhenNeeded(byId("compare-canvas"), draw);
+  byId("compare-form").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const button = byId("compare-form").querySelector("button");
+    button.disabled = true;
+    byId("compare-status").textContent = "Measuring; everybody else on this server waits a little…";
+    try {
+      const json = {
+        prompt: byId("compare-prompt").value,
+        max_tokens: Number(byId("compare-tokens").value),
+      };
+      result = await getJson("/v1/compare", { json });
+      byId("compare-figure").hidden = false;
+      byId("compare-status").textContent = sentence(result);
+      draw();
+    } catch (error) {
+      byId("compare-status").textContent =
+        error instanceof TypeError ? "The server is gone; nothing was measured." : error.message;
+    }
+    button.disabled = false;
+  });
+}
+
+function sentence(result) {
+  const last = result.rows.at(-1);
+  const equal = result.equal
+    ? "The tokens are the same."
+    : `The tokens differ from length ${result.first_difference} on.`;
+  return (
+    `${last.total_speedup.toFixed(1)} times faster with the cache: ` +
+    `${milliseconds(last.cached.total_ms / 1000)} instead of ${milliseconds(last.uncached.total_ms / 1000)} ` +
+    `up to ${last.length} tokens; the last step alone is ${last.step_speedup.toFixed(1)} times faster. ${equal}`
+  );
+}
+
+/** Step times and their sums, side by side where there is room. */
+function drawBoth(canvas, { steps }) {
+  const narrow = canvas.clientWidth < 560;
+  const { context, width } = surface(canvas, narrow ? 2 * HEIGHT : HEIGHT);
+  const size = narrow ? width : width / 2;
+  const sums = Object.fromEntries(
+    Object.entries(steps).map(([name, { length, ms }]) => {
+      let sum = 0;
+      return [name, { length, ms: ms.map((time) => (sum += time)) }];
+    }),
+  );
+  drawChart(context, steps, { x: 0, y: 0, width: size, title: "each step" });
+  drawChart(context, sums, narrow
+    ? { x: 0, y: HEIGHT, width: size, title: "all steps so far" }
+    : { x: size, y: 0, width: size, title: "all steps so far" });
+}
+
+function drawChart(context, lines, box) {
+  const all = [lines.cached, lines.uncached];
+  const lengths = all.flatMap((line) => line.length);
+  const [first, last] = [Math.min(...lengths), Math.max(...lengths)];
+  const highest = Math.max(...all.flatMap((line) => line.ms));
+  const x = (length) =>
+    box.x + EDGE.left + ((box.width - EDGE.left - EDGE.right) * (length - first)) / Math.max(last - first, 1);
+  const y = (ms) => box.y + HEIGHT - EDGE.bottom - ((HEIGHT - EDGE.top - EDGE.bottom) * ms) / highest;
+  context.fillStyle = tint("text");
+  context.textAlign = "left";
+  context.fillText(box.title, x(first), box.y + 13);
+  for (const part of [0, 0.5, 1]) {
+    context.strokeStyle = tint("line");
+    context.beginPath();
+    context.moveTo(x(first), y(part * highest));
+    context.lineTo(x(last), y(part * highest));
+    context.stroke();
+    context.fillStyle = tint("faint");
+    context.textAlign = "right";
+    const words = part ? milliseconds((part * highest) / 1000) : "0";
+    context.fillText(words, x(first) - 6, y(part * highest) + 4);
+  }
+  context.textAlign = "left";
+  context.fillText(`${first} tokens`, x(first), box.y + HEIGHT - 10);
+  context.textAlign = "right";
+  context.fillText(`${last}`, x(last), box.y + HEIGHT - 10);
+  for (const [line, colour] of [[lines.uncached, "without"], [lines.cached, "with"]]) {
+    context.beginPath();
+    line.length.forEach((length, index) => context.lineTo(x(length), y(line.ms[index])));
+    context.lineWidth = 2;
+    context.strokeStyle = tint(colour);
+    context.stroke();
+    context.lineWidth = 1;
+  }
+}

@@ -1,0 +1,54 @@
+// The stream of cache snapshots: connects, says when the server is gone, connects again.
+
+import { Refusal, events } from "./api.js";
+import { byId } from "./dom.js";
+
+const FIRST_PAUSE = 1;
+const LONGEST_PAUSE = 10;
+
+/** Calls `onFrame` with every snapshot and `onConnect` after each new connection, for ever. */
+export async function watch(onFrame, onConnect) {
+  let pause = FIRST_PAUSE;
+  for (;;) {
+    let words = "The server is gone.";
+    try {
+      let connected = false;
+      for await (const frame of events("/kv/stream")) {
+        if (!connected) {
+          connected = true;
+          pause = FIRST_PAUSE;
+          show("live");
+          onConnect();
+        }
+        onFrame(frame);
+      }
+    } catch (error) {
+      if (error instanceof Refusal) words = error.message;
+      else if (!(error instanceof TypeError)) console.warn("the live view failed:", error);
+    }
+    await wait(pause, words);
+    pause = Math.min(pause * 2, LONGEST_PAUSE);
+  }
+}
+
+function show(state, words = "") {
+  const pill = byId("connection");
+  if (pill.dataset.state !== state) {
+    pill.dataset.state = state;
+    pill.textContent = state;
+  }
+  byId("gone").hidden = !words;
+  byId("gone-text").textContent = words;
+}
+
+/** Waits some seconds, or until the user is impatient. */
+function wait(seconds, words) {
+  show("gone", `${words} Trying again every few seconds.`);
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, seconds * 1000);
+    byId("retry").onclick = () => {
+      clearTimeout(timer);
+      resolve();
+    };
+  });
+}
