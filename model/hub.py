@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from model.errors import CheckpointError
 
@@ -72,15 +71,11 @@ def _download(repo: str, *, revision: str | None, file: str | None) -> Path:
         )
         if any(folder.glob("*.safetensors")):
             return folder
-        raise CheckpointError(_no_weights(repo, revision))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        files = HfApi().list_repo_files(repo, revision=revision)
+    except Exception as error:  # the library's transport has errors of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"Cannot get {repo} from the hub: {reason}") from error
-
-
-def _no_weights(repo: str, revision: str | None) -> str:
-    files = HfApi().list_repo_files(repo, revision=revision)
     choices = [f"{repo}:{file}" for file in files if file.endswith(".gguf")]
     if not choices:
-        return f"{repo} on the hub holds neither safetensors nor GGUF files."
-    return f"{repo} on the hub holds GGUF files; name one: {', '.join(choices)}."
+        raise CheckpointError(f"{repo} on the hub holds neither safetensors nor GGUF files.")
+    raise CheckpointError(f"{repo} on the hub holds GGUF files; name one: {', '.join(choices)}.")

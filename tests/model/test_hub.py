@@ -187,7 +187,10 @@ def test_hub_out_of_reach(
     """What was downloaded once is found without the hub; what was not is one clear line."""
     folder = checkpoint("rand-llama-tied")
     whole = {file.name: file.read_bytes() for file in folder.iterdir()}
-    (first,) = _resolve(["org/tiny"], serve_hub({"org/tiny": whole}), tmp_path)
-    again, other = _resolve(["org/tiny", "org/other"], "http://127.0.0.1:9", tmp_path)
+    names = ["org/tiny", "org/packed"]
+    address = serve_hub({"org/tiny": whole, "org/packed": {"config.json": b"{}"}})
+    first, _ = _resolve(names, address, tmp_path)
+    again, packed, other = _resolve([*names, "org/other"], "http://127.0.0.1:9", tmp_path)
     assert again == first
+    assert packed.startswith("refused: Cannot get org/packed from the hub")
     assert other.startswith("refused: Cannot get org/other from the hub")
