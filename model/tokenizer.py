@@ -7,17 +7,17 @@ Never renders a chat and never sees a request. One instance serves every thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import normalizers
 
 from model.control_tokens import ControlTokens, Segment
 from model.errors import TokenizerError
 from model.gguf_tokenizer import build_gguf_backend
 from model.hf_tokenizer import build_hf_backend
-from model.token_alphabet import Alphabet
+from model.tokenizer_parts import TokenizerParts
 
 _INVISIBLE = "\ufdd0\ufdd1"
 """Noncharacters put into text that must not name a control token; the normaliser removes them.
@@ -30,33 +30,20 @@ class Tokenizer:
     """Text to ids and back, and the exact bytes of each token.
 
     Args:
-        backend: The library's tokenizer; becomes this object's own.
-        alphabet: How its tokens spell bytes.
-        prefix: Ids before every text, such as BOS.
-        suffix: Ids after every text.
-        bos_token: The token named as beginning of text, if any.
-        eos_token: The token named as end of text, if any.
+        parts: What the files say; the library's tokenizer in it becomes this object's own.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        alphabet: Alphabet,
-        *,
-        prefix: Sequence[int] = (),
-        suffix: Sequence[int] = (),
-        bos_token: str | None = None,
-        eos_token: str | None = None,
-    ) -> None:
+    def __init__(self, parts: TokenizerParts) -> None:
+        backend = parts.backend
         backend.no_truncation()
         backend.no_padding()
         added = backend.get_added_tokens_decoder()
         self._plain = backend
         self._parsing = _parsing_twin(backend)
         backend.encode_special_tokens = True
-        self._alphabet = alphabet
-        self._prefix = tuple(prefix)
-        self._suffix = tuple(suffix)
+        self._alphabet = parts.alphabet
+        self._prefix = list(parts.prefix)
+        self._suffix = list(parts.suffix)
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.control_tokens = ControlTokens(self._added[i] for i in self._special_ids)
@@ -65,10 +52,10 @@ class Tokenizer:
             backend.get_vocab_size(with_added_tokens=True), 1 + max(added, default=0)
         )
         """One more than the highest id; a model's own vocabulary may be padded beyond it."""
-        self.bos_token = bos_token
-        self.eos_token = eos_token
-        self.bos_token_id = None if bos_token is None else self.token_to_id(bos_token)
-        self.eos_token_id = None if eos_token is None else self.token_to_id(eos_token)
+        self.bos_token = parts.bos_token
+        self.eos_token = parts.eos_token
+        self.bos_token_id = self._id_of(parts.bos_token)
+        self.eos_token_id = self._id_of(parts.eos_token)
 
     @staticmethod
     def from_hf_folder(path: Path) -> Tokenizer:
@@ -77,15 +64,7 @@ class Tokenizer:
         Raises:
             TokenizerError: The files are missing, broken, or of a kind that is not supported.
         """
-        parts = build_hf_backend(path)
-        return Tokenizer(
-            parts.backend,
-            parts.alphabet,
-            prefix=parts.prefix,
-            suffix=parts.suffix,
-            bos_token=parts.bos_token,
-            eos_token=parts.eos_token,
-        )
+        return Tokenizer(build_hf_backend(path))
 
     @staticmethod
     def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
@@ -94,15 +73,7 @@ class Tokenizer:
         Raises:
             TokenizerError: A field is missing or malformed, or names rules that are not supported.
         """
-        parts = build_gguf_backend(metadata)
-        return Tokenizer(
-            parts.backend,
-            parts.alphabet,
-            prefix=parts.prefix,
-            suffix=parts.suffix,
-            bos_token=parts.bos_token,
-            eos_token=parts.eos_token,
-        )
+        return Tokenizer(build_gguf_backend(metadata))
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
@@ -174,12 +145,14 @@ class Tokenizer:
 
     def _surround(self, ids: list[int]) -> list[int]:
         """Add what the file puts around a text, unless it is there already."""
-        prefix, suffix = list(self._prefix), list(self._suffix)
-        if ids[: len(prefix)] != prefix:
-            ids = prefix + ids
-        if suffix and ids[-len(suffix) :] != suffix:
-            ids = ids + suffix
+        if ids[: len(self._prefix)] != self._prefix:
+            ids = self._prefix + ids
+        if self._suffix and ids[-len(self._suffix) :] != self._suffix:
+            ids = ids + self._suffix
         return ids
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self.token_to_id(token)
 
 
 def _parsing_twin(backend: Backend) -> Backend:
@@ -195,9 +168,25 @@ def _parsing_twin(backend: Backend) -> Backend:
     if backend.pre_tokenizer is not None:
         twin.pre_tokenizer = backend.pre_tokenizer
     added = backend.get_added_tokens_decoder()
-    twin.add_tokens([added[token_id] for token_id in sorted(added)])
-    assert twin.get_added_tokens_decoder() == added, "ids of added tokens follow their order"
+    for token_id in sorted(added):
+        twin.add_tokens([_found_unnormalized(added[token_id])])
+        if twin.token_to_id(added[token_id].content) != token_id:
+            raise TokenizerError(f"The added token {added[token_id].content!r} has an odd id.")
     return twin
+
+
+def _found_unnormalized(token: AddedToken) -> AddedToken:
+    """Let a control token be found before the invisible mark is removed, not after."""
+    if not token.special:
+        return token
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=False,
+        special=True,
+    )
 
 
 def _encode(backend: Backend, text: str) -> list[int]:

@@ -105,13 +105,15 @@ def test_the_process_cannot_open_files(tmp_path):
     "source",
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% set n = namespace(x=1) %}{% for i in range(50) %}{% set n.x = [n.x, n.x] %}{% endfor %}",
+        (
+            "{% set n = namespace(x=1) %}"
+            "{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}"
+        ),
     ],
 )
 def test_endless_templates_end(source):
     """A template that would run for hours is ended, and the next one is rendered again."""
     renderer = TemplateRenderer(seconds=0.5)
-    source += "{{ n.x }}"
     with pytest.raises(TemplateError, match=r"takes longer than 0\.5 s|too much memory"):
         renderer.render(source, {})
     assert renderer.render("next", {}) == "next"

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from model.control_tokens import Segment
 from model.errors import TokenizerError
+from model.gguf_tokenizer import build_gguf_backend
 from model.tokenizer import Tokenizer
 
 CORPUS = [text for text in NASTY_TEXTS if text] * 3
@@ -189,6 +190,22 @@ def test_hf_folder_equals_transformers(tmp_path):
         assert ours.decode(plain) == reference.decode(plain) == text
 
 
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_folder_decodes_as_the_library(tmp_path, prefix):
+    """A folder with a SentencePiece vocabulary gives the library's own ids and text."""
+    oracle = trained_sentencepiece(prefix=prefix)
+    backend = build_gguf_backend(gguf_of_sentencepiece(oracle, prefix=prefix)).backend
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    backend.decoder = decoders.Sequence(steps + strip)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ours = Tokenizer.from_hf_folder(tmp_path)
+    for text in NASTY_TEXTS:
+        ids = ours.encode(text, parse_special=True)
+        assert ids == backend.encode(text).ids
+        assert ours.decode(ids) == backend.decode(ids)
+
+
 def test_vocabulary_and_merges_without_tokenizer_json(tmp_path):
     """GPT-2's older pair of files gives the ids of its fast tokenizer."""
     backend = trained_byte_level("gpt-2")
@@ -255,6 +272,18 @@ def test_segments_equal_the_whole_prompt(smollm):
     ids = smollm.encode_segments([*marked, Segment(tail, is_template=True)])
     inner = smollm.encode("user\na <|im_end|>b")
     assert ids == [smollm.bos_token_id, *inner, smollm.eos_token_id]
+
+
+def test_a_control_token_found_in_normalised_text_cannot_be_spelt(tmp_path):
+    """A vocabulary that looks for its special tokens after normalising keeps text as text too."""
+    backend = trained_byte_level("gpt-2")
+    backend.normalizer = tokenizers.normalizers.NFC()
+    backend.add_special_tokens([AddedToken("<end>", special=True, normalized=True)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ours = Tokenizer.from_hf_folder(tmp_path)
+    assert ours.is_special(ours.encode("<end>", parse_special=True)[0])
+    assert ours.encode_segments([Segment("<end>", is_template=False)]) == ours.encode("<end>")
+    assert not any(map(ours.is_special, ours.encode("<end>")))
 
 
 def test_a_control_token_cannot_be_put_together_from_segments(smollm):
