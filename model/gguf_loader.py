@@ -7,6 +7,7 @@ The container itself is gguf_file.py's, the meaning of the blocks the `gguf` pac
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ _IN_SANDWICH_BLOCK: Mapping[str, str] = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _FUSED = "attn_qkv"
+"""Queries, keys and values of gpt2 in one."""
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -64,8 +66,8 @@ _SAMPLING: Mapping[str, str] = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-MAX_HEAD_DIM = 4096
-
+MAX_FACTORS = 4096
+"""Rotary factors of one head; far more than any head has."""
 _FLOATS: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -94,8 +96,12 @@ class GGUFSource:
         """The type in the file, such as F32 or Q4_K."""
         return self.tensor.qtype.name
 
-    def raw_blocks(self) -> Tensor:
-        """Read the rows as they are packed: (rows, bytes of a row) of uint8."""
+    def raw_blocks(self) -> Tensor | None:
+        """Read the rows as they are packed, (rows, bytes of a row) uint8; None for floats."""
+        return None if self.stored_as in _FLOATS else self._read()
+
+    def _read(self) -> Tensor:
+        """Read the bytes of the rows, (rows, bytes of a row) uint8."""
         blocks = self.file.read(self.tensor)
         num_bytes = row_bytes(self.tensor.qtype, self._row_length)
         blocks = blocks.reshape(-1, num_bytes)
@@ -103,7 +109,7 @@ class GGUFSource:
 
     def load(self, dtype: torch.dtype) -> Tensor:
         """Read and unpack the tensor, some blocks at a time."""
-        packed = self.raw_blocks()
+        packed = self._read()
         if self.stored_as in _FLOATS:
             return packed.view(_FLOATS[self.stored_as]).view(self.shape).to(dtype)
         unpacker = getattr(quants, self.stored_as)
@@ -167,7 +173,11 @@ class GGUFCheckpoint:
             ours: self.file.metadata.get(f"general.sampling.{theirs}")
             for theirs, ours in _SAMPLING.items()
         }
-        return {name: value for name, value in found.items() if isinstance(value, int | float)}
+        return {
+            name: value
+            for name, value in found.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
 
     def sources(self) -> Iterator[GGUFSource]:
         """List the tensors under their canonical names, unknown ones under their own."""
@@ -226,7 +236,7 @@ class GGUFCheckpoint:
         tensor = self.file.tensors.get(ROPE_FACTORS)
         if tensor is None or self.file.metadata.get("general.architecture") == "gpt2":
             return []
-        if len(tensor.shape) != 1 or tensor.shape[0] > MAX_HEAD_DIM:
+        if len(tensor.shape) != 1 or tensor.shape[0] > MAX_FACTORS:
             raise CheckpointError(
                 f"{ROPE_FACTORS} has the shape {tensor.shape}; expected half the head size."
             )

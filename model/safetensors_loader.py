@@ -91,6 +91,9 @@ class SafetensorsSource:
             result = torch.empty(self.shape, dtype=dtype)
             return result.copy_(stored)
 
+    def raw_blocks(self) -> None:
+        """Return None: these files hold numbers."""
+
 
 class SafetensorsCheckpoint:
     """A model in a folder: config.json, safetensors, tokenizer files."""

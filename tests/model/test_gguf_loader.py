@@ -285,6 +285,7 @@ def test_smollm2(smollm2_gguf: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_gemma3(gemma3_gguf: Path) -> None:
     """Gemma 3, packed in four block types, agrees with transformers on the same weights."""
     stored = {source.stored_as for source in GGUFCheckpoint(gemma3_gguf).sources()}

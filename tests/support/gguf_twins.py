@@ -16,6 +16,7 @@ import torch
 from checkpoints import BOS, END, VOCAB_SIZE
 from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 Array = npt.NDArray[np.float32]
@@ -112,9 +113,11 @@ def reference_from_gguf(path: Path, config: PretrainedConfig) -> PreTrainedModel
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     arch = ARCHITECTURES[config.model_type]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    )
+    with no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="eager"
+        )
+    model.tie_weights()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             tensor = tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))]
