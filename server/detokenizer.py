@@ -49,6 +49,7 @@ class Detokenizer:
     def __init__(self, tokenizer: TokenSpeller, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = params.skip_special_tokens
+        self._shown_token_ids = params.shown_token_ids
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._stops = StopStrings(params.stop)
@@ -80,7 +81,8 @@ class Detokenizer:
 
     def _text_of(self, token_id: int) -> str:
         """Return the characters that this token completes."""
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        is_special = self._tokenizer.is_special(token_id)
+        if self._skip_special_tokens and is_special and token_id not in self._shown_token_ids:
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 

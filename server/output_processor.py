@@ -72,11 +72,14 @@ class OutputProcessor:
         reason: FinishReason | None
         stop_reason: str | int | None
         reason, stop_reason = self._stop_token(request, token_id)
+        is_complete = _follow_grammar(request, token_id)
         hidden = reason is not None and not self._shows(request, token_id)
         detokenized = detokenizer.append(() if hidden else (token_id,))
         text = detokenized.text
         if detokenized.stop is not None:
             reason, stop_reason = FinishReason.STOP, detokenized.stop
+        elif is_complete:
+            reason = FinishReason.STOP
         elif reason is None and request.num_output_tokens >= request.params.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
@@ -110,6 +113,14 @@ class OutputProcessor:
         if self._tokenizer.is_special(token_id):
             return not request.params.skip_special_tokens
         return request.params.include_stop_str_in_output
+
+
+def _follow_grammar(request: Request, token_id: int) -> bool:
+    """Whether this token completes a constrained text, whatever the limits say."""
+    if request.grammar is None:
+        return False
+    request.grammar.accept(token_id)
+    return request.grammar.is_finished
 
 
 def _output(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cache.manager import Region
+    from server.grammar import Grammar
 
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
@@ -60,6 +61,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    shown_token_ids: frozenset[int] = frozenset()
+    """Control tokens that are part of the text even so: the marks of tool calls and reasoning."""
     logprobs: int | None = None
     """Alternatives reported beside each chosen token; 0 is the chosen one only, None is nothing."""
     prompt_logprobs: int | None = None
@@ -99,6 +102,8 @@ class Request:
     """Only requests with equal salts share cached prefixes."""
     prefix_cache: bool = True
     """Whether an earlier request's cached keys and values may be reused."""
+    grammar: Grammar | None = None
+    """What the generated text must fit; this request's own."""
     use_cache: bool = True
     """False computes the whole sequence anew for every token, and shares nothing with anyone."""
     arrival_time: float = field(default_factory=time.monotonic)

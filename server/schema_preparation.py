@@ -1,0 +1,134 @@
+"""Readies a client's JSON schema for the grammar engine, without changing what it means.
+
+The engine decides what it can enforce and refuses the rest. Here stands what it would get wrong or
+what would make poor text: repeated quantifiers, formats nobody knows (annotations, by the
+specification), objects left open by omission, and white space without bound.
+Source: https://json-schema.org/draft/2020-12/json-schema-validation
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+OUTPUT_STYLE: Mapping[str, object] = {
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "coerce_one_of": False,
+    "lenient": False,
+    # An escape such as \\u0061 could spell a key a second time, or half a character.
+    "json_allowed_escapes": 'nrbtf\\"',
+    "json_allow_general_unicode_escapes": False,
+}
+"""How JSON is written: on one line, as Python's json module would, or tighter."""
+MAX_DEPTH = 60
+
+_ENFORCED_FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_LISTS_OF_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_SCHEMAS = frozenset({"items", "additionalProperties", "additionalItems"})
+_KEEPS_OPEN = frozenset(
+    {"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties",
+     "allOf", "anyOf", "oneOf", "$ref"}
+)  # fmt: skip
+_QUANTIFIER = r"(?:[*+?]|\{\d+(?:,\d*)?\})"
+_IN_PATTERN = re.compile(
+    rf"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<twice>{_QUANTIFIER}\??{_QUANTIFIER})|.", re.DOTALL
+)
+
+
+def prepare_schema(schema: Mapping[str, object]) -> dict[str, object]:
+    """Return the schema as the engine should read it.
+
+    Objects with properties that do not say whether others may follow get none: what is generated
+    still fits, and ends.
+
+    Raises:
+        ValueError: A pattern repeats a repetition, or the schema is nested too deeply.
+    """
+    closes = not any("allOf" in node for node in _objects(schema))
+    prepared = _map_schemas(schema, lambda node: _prepare_one(node, closes=closes), 0)
+    return {**prepared, "x-guidance": dict(OUTPUT_STYLE)}
+
+
+def check_pattern(pattern: str) -> None:
+    """Refuse a regular expression that repeats a repetition, which engines read differently.
+
+    Raises:
+        ValueError: It does.
+    """
+    for part in _IN_PATTERN.finditer(pattern):
+        if part["twice"]:
+            raise ValueError(f"pattern {pattern[:80]!r} repeats a repetition: {part['twice']!r}")
+
+
+def _prepare_one(node: dict[str, object], *, closes: bool) -> dict[str, object]:
+    """One schema object, its inner ones prepared already."""
+    for pattern in _patterns(node):
+        check_pattern(pattern)
+    known = node.get("format")
+    if isinstance(known, str) and known not in _ENFORCED_FORMATS:
+        node = {key: value for key, value in node.items() if key != "format"}
+    if closes and _is_open_by_omission(node):
+        node = {**node, "additionalProperties": False}
+    return node
+
+
+def _patterns(node: Mapping[str, object]) -> Iterator[str]:
+    pattern, properties = node.get("pattern"), node.get("patternProperties")
+    if isinstance(pattern, str):
+        yield pattern
+    if isinstance(properties, Mapping):
+        yield from properties
+
+
+def _is_open_by_omission(node: Mapping[str, object]) -> bool:
+    properties, required = node.get("properties"), node.get("required", [])
+    return (
+        isinstance(properties, Mapping)
+        and bool(properties)
+        and not node.keys() & _KEEPS_OPEN
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+    )
+
+
+def _map_schemas(
+    schema: Mapping[str, object],
+    change: Callable[[dict[str, object]], dict[str, object]],
+    depth: int,
+) -> dict[str, object]:
+    """Apply a change to a schema and all those inside it, the innermost first."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+
+    def inner(value: object) -> object:
+        return _map_schemas(value, change, depth + 1) if isinstance(value, Mapping) else value
+
+    changed: dict[str, object] = {}
+    for key, value in schema.items():
+        if key in _OF_SCHEMAS and isinstance(value, Mapping):
+            changed[key] = {name: inner(one) for name, one in value.items()}
+        elif key in _LISTS_OF_SCHEMAS | _SCHEMAS and isinstance(value, list):
+            changed[key] = [inner(one) for one in value]
+        elif key in _SCHEMAS:
+            changed[key] = inner(value)
+        else:
+            changed[key] = value
+    return change(changed)
+
+
+def _objects(value: object) -> Iterator[Mapping[str, object]]:
+    """Every object in JSON data, at whatever depth."""
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, Mapping):
+            yield one
+            pending += one.values()
+        elif isinstance(one, list):
+            pending += one

@@ -1,0 +1,71 @@
+"""TokenMasks: which tokens a step may choose for its constrained requests, found in time.
+
+Masks are filled on a thread of their own while the model runs, as neither needs Python meanwhile.
+Owned by the engine. A Grammar advances elsewhere (output_processor), never during a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from server.grammar import Grammar, GrammarError, Words, mask_words
+from server.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """What a step may choose."""
+
+    mask: Tensor | None = None
+    """(B, V) bool; None is everything."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Row -> why its mask could not be found, a sentence for the client."""
+
+
+class TokenMasks:
+    """Finds the masks of one step at a time.
+
+    Args:
+        vocab_size: V, the width of the logits.
+        device: Where they are.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="masks")
+        self._filled: Future[tuple[Words, dict[int, str]]] | None = None
+
+    def begin(self, requests: Sequence[Request]) -> None:
+        """Start on the masks of the requests (B,) whose next tokens this step chooses."""
+        grammars = [(row, one.grammar) for row, one in enumerate(requests) if one.grammar]
+        self._filled = None
+        if grammars:
+            shape = (len(requests), mask_words(self._vocab_size))
+            self._filled = self._thread.submit(_fill, np.full(shape, -1, np.int32), grammars)
+
+    def finish(self) -> AllowedTokens:
+        """Wait for what `begin` started."""
+        if self._filled is None:
+            return AllowedTokens()
+        words, failed = self._filled.result()
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+        mask = torch.from_numpy(bits[:, : self._vocab_size]).to(self._device)
+        return AllowedTokens(mask.bool(), failed)
+
+
+def _fill(words: Words, grammars: Sequence[tuple[int, Grammar]]) -> tuple[Words, dict[int, str]]:
+    failed = {}
+    for row, grammar in grammars:
+        try:
+            grammar.fill(words[row])
+        except GrammarError as error:
+            failed[row] = str(error)
+            words[row] = -1
+    return words, failed
