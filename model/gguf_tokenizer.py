@@ -18,6 +18,9 @@ from model.pre_tokenizers import PRE_TOKENIZERS, byte_level
 from model.token_alphabet import SPACE_MARK, Alphabet
 from model.tokenizer_parts import TokenizerParts
 
+_MAX_LENGTH = 512
+"""Characters of a SentencePiece token; every way to split it is looked at."""
+
 _Value = TypeVar("_Value", str, int, float)
 
 
@@ -111,9 +114,7 @@ def _byte_level_bpe(fields: _Fields) -> TokenizerParts:
             f"tokenizer.ggml.pre {name!r} is not supported; known are {', '.join(PRE_TOKENIZERS)}."
         )
     merges = [_split_merge(line) for line in fields.array("merges", str)]
-    backend = Backend(
-        _bpe(fields.vocabulary(), merges, ignore_merges=rules.ignore_merges),
-    )
+    backend = Backend(_bpe(fields.vocabulary(), merges, ignore_merges=rules.ignore_merges))
     backend.pre_tokenizer = byte_level(rules)
     _add_tokens(backend, fields)
     return _finish(backend, fields, Alphabet.BYTE_LEVEL, add_bos=rules.add_bos)
@@ -175,6 +176,11 @@ def _merges_from_scores(fields: _Fields, scores: list[float]) -> list[tuple[str,
         for index, (token, kind) in enumerate(zip(fields.tokens, fields.types, strict=True))
         if kind == _TokenType.NORMAL
     }
+    longest = max(map(len, ids), default=0)
+    if longest > _MAX_LENGTH:
+        raise TokenizerError(
+            f"tokenizer.ggml.tokens may hold {_MAX_LENGTH} characters each, got {longest}."
+        )
     merges: list[tuple[str, str]] = []
     for token in sorted(ids, key=lambda token: -scores[ids[token]]):
         pairs = [

@@ -168,10 +168,10 @@ def _parsing_twin(backend: Backend) -> Backend:
     if backend.pre_tokenizer is not None:
         twin.pre_tokenizer = backend.pre_tokenizer
     added = backend.get_added_tokens_decoder()
-    for token_id in sorted(added):
-        twin.add_tokens([_found_unnormalized(added[token_id])])
-        if twin.token_to_id(added[token_id].content) != token_id:
-            raise TokenizerError(f"The added token {added[token_id].content!r} has an odd id.")
+    twin.add_tokens([_found_unnormalized(added[token_id]) for token_id in sorted(added)])
+    for token_id, token in added.items():
+        if twin.token_to_id(token.content) != token_id:
+            raise TokenizerError(f"The added token {token.content!r} has an odd id: {token_id}.")
     return twin
 
 

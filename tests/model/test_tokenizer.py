@@ -359,6 +359,18 @@ def test_broken_gguf_vocabularies_are_refused_by_name(smollm_metadata, field, va
         Tokenizer.from_gguf({**smollm_metadata, f"tokenizer.ggml.{field}": value})
 
 
+def test_a_gigantic_piece_is_refused():
+    """A SentencePiece token so long that splitting it would take forever is refused."""
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "a" * 10**6],
+        "tokenizer.ggml.token_type": [2, 1],
+        "tokenizer.ggml.scores": [0.0, 0.0],
+    }
+    with pytest.raises(TokenizerError, match="512 characters"):
+        Tokenizer.from_gguf(metadata)
+
+
 def test_an_added_bos_needs_an_id(smollm_metadata):
     """add_bos_token without a BOS is refused."""
     metadata = {**smollm_metadata, "tokenizer.ggml.add_bos_token": True}
