@@ -20,7 +20,7 @@ import torch
 from gguf import quants
 from torch import Tensor
 
-from model.chat_template import ChatTemplate
+from model.chat_template import ChatTemplate, read_gguf_templates
 from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.gguf_file import GGUFFile, GGUFTensor, row_bytes
@@ -154,8 +154,8 @@ class GGUFCheckpoint:
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The template the file carries, if any."""
-        source = self.file.metadata.get("tokenizer.chat_template")
-        if not isinstance(source, str):
+        source = read_gguf_templates(self.file.metadata)
+        if source is None:
             return None
         tokens = {"bos_token": self.tokenizer.bos_token, "eos_token": self.tokenizer.eos_token}
         return ChatTemplate(source, **{name: token for name, token in tokens.items() if token})

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from model.chat_template import ChatTemplate
+from model.chat_template import ChatTemplate, read_folder_templates
 from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.tokenizer import Tokenizer
@@ -121,8 +121,8 @@ class SafetensorsCheckpoint:
     def chat_template(self) -> ChatTemplate | None:
         """The template in the folder, if any."""
         settings = _read_json_if_there(self.path / "tokenizer_config.json")
-        sources = _chat_templates(self.path, settings)
-        return ChatTemplate(sources, **_special_tokens(settings)) if sources else None
+        source = read_folder_templates(self.path)
+        return ChatTemplate(source, **_special_tokens(settings)) if source else None
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -244,20 +244,6 @@ def _open(path: Path) -> Iterator[Any]:
 def _keys(path: Path) -> list[str]:
     with _open(path) as file:
         return list(file.keys())
-
-
-def _chat_templates(folder: Path, settings: Mapping[str, object]) -> dict[str, str]:
-    """Return the templates by name, from files of their own or from the tokenizer's settings."""
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return {"default": _read_text(file)}
-    found = settings.get("chat_template")
-    if isinstance(found, str):
-        return {"default": found}
-    entries = (
-        [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-    )
-    return {str(entry.get("name")): str(entry.get("template")) for entry in entries}
 
 
 def _special_tokens(settings: Mapping[str, object]) -> dict[str, str]:
