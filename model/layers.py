@@ -22,6 +22,8 @@ def _randomise(weight: Tensor, *, std: float) -> None:
 class Linear(nn.Module):
     """y = x W^T + b, with weight (out, in)."""
 
+    weight: ops.Matrix
+
     def __init__(
         self, in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype
     ) -> None:
@@ -37,6 +39,8 @@ class Linear(nn.Module):
 
 class Embedding(nn.Module):
     """A vector of size C for each of a number of ids."""
+
+    weight: ops.Matrix
 
     def __init__(self, num_embeddings: int, hidden_size: int, *, dtype: torch.dtype) -> None:
         super().__init__()

@@ -13,27 +13,42 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from gguf import GGMLQuantizationType
+from torch import Tensor
 
 from model.chat_template import ChatTemplate
 from model.config import ModelConfig
 from model.errors import CheckpointError
 from model.gguf_loader import GGUFCheckpoint
 from model.hub import resolve_model
+from model.native import NativeTransformer
+from model.native_library import NativeKernels
+from model.quantization import PackedLinear, WeightFormat
 from model.safetensors_loader import SafetensorsCheckpoint
 from model.tokenizer import Tokenizer
 from model.transformer import Transformer
 
-__all__ = ["Checkpoint", "LoadedModel", "TensorSource", "load_model", "resolve_model"]
+__all__ = [
+    "Checkpoint",
+    "LoadedModel",
+    "Progress",
+    "TensorSource",
+    "load_model",
+    "open_checkpoint",
+    "resolve_model",
+]
 
 DType = Literal["auto", "float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
+Quantization = Literal["int8", "int4"]
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and the bytes in all."""
 
 LISTED = 5
 """How many tensors of a kind an error names."""
 OUTPUT = "lm_head.weight"
+LOOKED_UP = frozenset({"model.position_embeddings.weight"})
+"""Matrices that are never multiplied: to round them gains nothing."""
 
 
 class TensorSource(Protocol):
@@ -53,6 +68,9 @@ class TensorSource(Protocol):
 
     def load(self, dtype: torch.dtype) -> Tensor:
         """Read it from the file into memory of its own."""
+
+    def raw_blocks(self) -> Tensor | None:
+        """Read its rows of GGUF blocks as they are, uint8; None if the file holds numbers."""
 
 
 class Checkpoint(Protocol):
@@ -82,6 +100,35 @@ class Checkpoint(Protocol):
         """All tensors of the file, those the Transformer does not know included."""
 
 
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How matrices are packed for the native kernels, each as soon as it is read."""
+
+    kernels: NativeKernels
+    quantize: Quantization | None
+    """What to round to; None keeps what the file has."""
+    keeps_blocks: bool
+    """Whether quantised GGUF blocks stay as they are."""
+
+    def pack(self, source: TensorSource, *, dtype: torch.dtype) -> PackedLinear:
+        """Read one matrix and pack it; only one copy is held beside the result."""
+        shape = (source.shape[0], source.shape[1])
+        if self.quantize is None and self.keeps_blocks:
+            blocks = source.raw_blocks()
+            if blocks is not None:
+                return PackedLinear.from_gguf(
+                    blocks,
+                    qtype=GGMLQuantizationType[source.stored_as],
+                    shape=shape,
+                    kernels=self.kernels,
+                )
+        own: WeightFormat = "float32" if dtype == torch.float32 else "bfloat16"
+        chosen = own if self.quantize is None or source.name in LOOKED_UP else self.quantize
+        return PackedLinear.from_float(
+            source.load(dtype), weight_format=chosen, kernels=self.kernels
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
     """A model ready to run, and all that its files say about using it."""
@@ -95,23 +142,14 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     default_params: Mapping[str, float]
     """Some of temperature, top_p, top_k, min_p and repetition_penalty."""
+    native: NativeTransformer | None
+    """The same weights, run by the native kernels; None where torch runs the model."""
+    dtype: torch.dtype
+    """Of matrices that are not quantised, and of the cache."""
+    device: torch.device
+    num_parameters: int
     num_bytes: int
     """Memory of the weights."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the matrices, and so of the cache."""
-        return self.model.model.embed_tokens.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.model.embed_tokens.weight.device
-
-    @property
-    def num_parameters(self) -> int:
-        """Numbers in the weights; a tied matrix counts once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
 
 
 def load_model(
@@ -119,40 +157,60 @@ def load_model(
     *,
     dtype: DType = "auto",
     device: Device = "auto",
+    kernels: NativeKernels | None = None,
+    quantize: Quantization | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Read a GGUF file, or a folder in Hugging Face layout.
 
     Args:
         path: The file or folder, as `resolve_model` finds it.
-        dtype: Of the matrices; auto is float32 if the file has it so, else bfloat16.
-            Norms and biases are float32 always.
+        dtype: Of the matrices; auto is float32 if the file has it so, else bfloat16, and leaves
+            quantised GGUF blocks packed if there are kernels for them. Norms and biases are
+            float32 always.
         device: auto is a CUDA device if there is one, else the CPU.
+        kernels: What runs the model on a CPU; None is torch.
+        quantize: Round the matrices to groups of 8 or 4 bits; needs kernels.
         progress: Told how far the loading is.
 
     Raises:
         ModelError: Something in the files is broken, missing or not supported.
     """
+    target = _resolve_device(device)
+    if target.type != "cpu":
+        kernels = None
+    if quantize and kernels is None:
+        raise CheckpointError(f"Quantising to {quantize} needs the native kernels of a CPU.")
     checkpoint = open_checkpoint(path)
-    tokenizer, chat_template = checkpoint.tokenizer, checkpoint.chat_template
     sources = {source.name: source for source in checkpoint.sources()}
+    resolved = _resolve_dtype(dtype, checkpoint.config, sources)
     with torch.device("meta"):
-        model = Transformer(
-            checkpoint.config, dtype=_resolve_dtype(dtype, checkpoint.config, sources)
-        )
+        model = Transformer(checkpoint.config, dtype=resolved)
     _check_fit(model, sources)
-    num_bytes = _fill(model, sources, device=_resolve_device(device), progress=progress)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    packing = None
+    if kernels is not None:
+        packing = Packing(kernels, quantize, keeps_blocks=dtype == "auto")
+    _fill(model, sources, device=target, packing=packing, progress=progress)
+    native = None
+    if kernels is not None:
+        native = NativeTransformer(model.config, dict(model.named_weights()), kernels=kernels)
+    tokenizer = checkpoint.tokenizer
     own_end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     return LoadedModel(
         name=_display_name(path),
         path=path,
         model=model.eval(),
+        native=native,
         config=checkpoint.config,
         tokenizer=tokenizer,
-        chat_template=chat_template,
+        chat_template=checkpoint.chat_template,
         eos_token_ids=checkpoint.eos_token_ids.union(own_end),
         default_params=checkpoint.default_params,
-        num_bytes=num_bytes,
+        dtype=resolved,
+        device=target,
+        num_parameters=num_parameters,
+        num_bytes=sum(weight.nbytes for _, weight in model.named_weights()),
     )
 
 
@@ -204,21 +262,22 @@ def _fill(
     sources: Mapping[str, TensorSource],
     *,
     device: torch.device,
+    packing: Packing | None,
     progress: Progress | None,
-) -> int:
-    """Replace every parameter by its tensor; return the bytes they take."""
+) -> None:
+    """Replace every parameter by its tensor, packed if it is a matrix and there are kernels."""
     parameters = dict(model.named_parameters())
     total = sum(parameter.nbytes for parameter in parameters.values())
     done = 0
     for name, parameter in parameters.items():
-        tensor = sources[name].load(parameter.dtype).to(device)
-        module, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(module), attribute, nn.Parameter(tensor, requires_grad=False))
+        if packing and parameter.ndim == 2:
+            model.set_weight(name, packing.pack(sources[name], dtype=parameter.dtype))
+        else:
+            model.set_weight(name, sources[name].load(parameter.dtype).to(device))
         done += parameter.nbytes
         if progress:
             progress(done, total)
     model.to(device)  # the tables that no checkpoint holds
-    return total
 
 
 def _resolve_dtype(

@@ -1,7 +1,8 @@
-"""One function per hot operation, in plain torch: the path that runs everywhere.
+"""One function per hot operation: the readable form of what a layer computes.
 
-Everything the model computes more than once per layer goes through here, so that a faster kernel
-has one place to step in. No state, no parameters, no knowledge of layers or files.
+Everything the model computes more than once per layer goes through here. Matrices packed for the
+native kernels are multiplied by them; all else is torch, the reference of the kernels and the path
+where there are none. No state, no parameters, no knowledge of layers or files.
 
 What is promised: on a CPU all arithmetic is float32, whatever the weights' dtype, so that a row's
 result varies with the rows beside it by float32 rounding only. On a GPU activations have the
@@ -15,9 +16,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from cache.view import AttentionBackend
+from model.quantization import PackedLinear
 from model.torch_attention import TorchAttention
 
+Matrix = Tensor | PackedLinear
+"""A weight matrix (out, in), as floats or packed for the native kernels."""
+
 __all__ = [
+    "Matrix",
     "TorchAttention",
     "activate",
     "activation_dtype",
@@ -39,17 +45,21 @@ def activation_dtype(weight: Tensor) -> torch.dtype:
     return torch.float32 if weight.device.type == "cpu" else weight.dtype
 
 
-def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+def embedding(ids: Tensor, weight: Matrix) -> Tensor:
     """Return the rows of weight (V, C) named by ids (N,), as activations (N, C)."""
+    if isinstance(weight, PackedLinear):
+        return weight.rows(ids)
     return functional.embedding(ids, weight).to(activation_dtype(weight))
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
     """Return x (..., in) times weight (out, in) transposed, plus bias (out,), in x's dtype.
 
     A narrower weight is widened to x's dtype, never x narrowed: rounding activations to bfloat16
     would turn a difference of 1e-7 between two batches into one of 1e-2.
     """
+    if isinstance(weight, PackedLinear):
+        return weight.multiply(x, bias)
     bias = None if bias is None else bias.to(x.dtype)
     if weight.dtype == x.dtype:
         return functional.linear(x, weight, bias)

@@ -7,6 +7,8 @@ Builds on the meta device. Holds weights only: the cache is handed in with each 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from model import ops
 from model.attention import CausalMultiHeadAttention
 from model.config import ModelConfig
 from model.layers import MLP, Embedding, GatedMLP, LayerNorm, Linear, RMSNorm, RotaryEmbedding
+from model.quantization import PackedLinear
 from model.rotary import RotaryConfig
 
 
@@ -161,6 +164,24 @@ class Transformer(nn.Module):
             return ops.linear(x, self.model.embed_tokens.weight).float()
         logits: Tensor = self.lm_head(x)
         return logits.float()
+
+    def named_weights(self) -> Iterator[tuple[str, ops.Matrix]]:
+        """Every parameter by its name in a checkpoint, packed matrices included."""
+        yield from self.named_parameters()
+        for name, module in self.named_modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, PackedLinear):
+                yield f"{name}.weight", weight
+
+    def set_weight(self, name: str, weight: ops.Matrix) -> None:
+        """Put a tensor, or a matrix packed for the native kernels, in a parameter's place."""
+        path, _, attribute = name.rpartition(".")
+        module = self.get_submodule(path)
+        delattr(module, attribute)
+        if isinstance(weight, Tensor):
+            module.register_parameter(attribute, nn.Parameter(weight, requires_grad=False))
+        else:
+            setattr(module, attribute, weight)
 
     def reset_tables(self, device: torch.device) -> None:
         """Make the rotary tables on a device; needed only after `to_empty` has emptied them."""

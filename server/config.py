@@ -69,6 +69,10 @@ class EngineConfig(BaseSettings):
     """Where to run; auto is CUDA if there is one."""
     threads: AutoInt = None
     """CPU threads of the forward pass; auto follows the affinity mask and the cgroup quota."""
+    kernels: Literal["auto", "avx512", "avx2", "portable", "off"] = "auto"
+    """Native CPU kernels; auto is the best this processor can run, off leaves it to torch."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Round the matrices to groups of 8 or 4 bits as they are loaded."""
     kv_cache_memory: Bytes = None
     """Bytes of the KV cache, such as 2GiB; auto follows the memory limit."""
     max_model_len: AutoInt = None
@@ -94,6 +98,8 @@ class ServerConfig(EngineConfig):
     """Sequences that may wait beyond those that run; more are refused with 429."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 8_000_000
     """The largest request body; more is refused with 413."""
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"] = "auto"
+    """How the model writes tool calls; auto is what its chat template shows."""
     unknown_fields: Literal["reject", "ignore"] = "reject"
     """What happens to top-level request fields that nobody knows."""
     grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
@@ -104,14 +110,14 @@ class ServerConfig(EngineConfig):
     """The least serious message that is logged."""
 
 
-Config = TypeVar("Config", bound=EngineConfig)
+Config = TypeVar("Config", bound=BaseSettings)
 
 
 def configure(kind: type[Config], options: Mapping[str, object]) -> Config:
     """Make a configuration from the options that were given; the environment fills the rest.
 
     Args:
-        kind: EngineConfig or ServerConfig.
+        kind: EngineConfig, ServerConfig, or a tool's own.
         options: Field name -> value; None means not given.
 
     Raises:

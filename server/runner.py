@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,8 +19,7 @@ from cache.blocks import PADDING_BLOCK
 from cache.manager import Region
 from cache.pool import KVCachePool
 from cache.view import AttentionBackend, BatchLayout, CacheView
-from model.attention_recorder import record_attention
-from model.transformer import Transformer
+from model.config import ModelConfig
 from server.cache_plan import blocks_for
 from server.scheduler import Batch, ScheduledRequest
 
@@ -27,6 +27,18 @@ LOGIT_SLICE_BYTES = 64 * 2**20
 """Logits of scored prompts are computed in slices of at most this size."""
 
 Ints = NDArray[np.int64]
+
+
+class LanguageModel(Protocol):
+    """What runs a batch: Transformer, or NativeTransformer in its place."""
+
+    config: ModelConfig
+
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, kv: CacheView) -> Tensor:
+        """Run all layers, writing keys and values; returns (N, C)."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compute the logits (R, V), float32, of hidden states (R, C)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,7 @@ class ModelRunner:
     """Runs the model over the batches that the scheduler makes.
 
     Args:
-        model: The transformer, on its device.
+        model: What computes, on its device.
         pool: The cache it writes to and reads from, on the same device.
         backend: How attention reads and writes the pool.
         max_num_batched_tokens: Most tokens in one batch.
@@ -67,7 +79,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Transformer,
+        model: LanguageModel,
         pool: KVCachePool,
         backend: AttentionBackend,
         *,
@@ -114,14 +126,6 @@ class ModelRunner:
         for start in range(rows.start, rows.stop, step):
             part = range(start, min(start + step, rows.stop))
             yield part, self.logits(hidden, part)
-
-    def attention_weights(
-        self, token_ids: Sequence[int], *, layer: int | None, head: int | None
-    ) -> Tensor:
-        """Attention weights (S, S) of a short text, beside the cache; see `record_attention`."""
-        return record_attention(
-            self._model, token_ids, layer=layer, head=head, like=self._pool.storage
-        )[0]
 
     def warm_up(self, batch: Batch) -> None:
         """Run one batch before the first request, so that nobody waits for lazy set-up."""
