@@ -150,7 +150,8 @@ class Timeline:
         """Rises with everything that happens: who has seen this number has seen it all."""
         self._totals = Totals()
         self._max_events = max_events
-        self._ring = bytearray(max_events * _PACKED.size)
+        self._num_slots = max_events + 1  # the one being written is nobody's to read
+        self._ring = bytearray(self._num_slots * _PACKED.size)
         self._events: NDArray[np.void] = np.frombuffer(self._ring, _EVENT)
         self._num_written = 0
         self._num_requests = 0
@@ -277,8 +278,9 @@ class Timeline:
         record = self.record(request_id)
         if record is None:
             return None
-        oldest = max(record.first_event, self._num_written - self._max_events)
-        found = self._own_events(record.serial, oldest, self._num_written)
+        written = self._num_written
+        oldest = max(record.first_event, written - self._max_events)
+        found = self._own_events(record.serial, oldest, written)
         # The engine may have overwritten the oldest while we copied: those may be torn.
         torn = max(0, self._num_written - self._max_events - oldest)
         events = tuple(
@@ -294,7 +296,7 @@ class Timeline:
         self, serial: int, oldest: int, newest: int
     ) -> list[tuple[int, tuple[float, float, int, int, int, int, int, int]]]:
         """The events of one request, each with how many others lie between it and `oldest`."""
-        first, stop = oldest % self._max_events, newest % self._max_events
+        first, stop = oldest % self._num_slots, newest % self._num_slots
         wraps = newest > oldest and stop <= first
         parts = (slice(first, None), slice(stop)) if wraps else (slice(first, stop),)
         found: list[tuple[int, tuple[float, float, int, int, int, int, int, int]]] = []
@@ -302,7 +304,7 @@ class Timeline:
         for part in parts:
             own = np.flatnonzero(self._events["serial"][part] == serial)
             found += zip((own + offset).tolist(), self._events[part][own].tolist(), strict=True)
-            offset += self._max_events - first
+            offset += self._num_slots - first
         return found
 
     def _mark(
@@ -315,7 +317,7 @@ class Timeline:
     def _write(
         self, record: RequestRecord, event: tuple[float, float, int, int, int, int, int, int]
     ) -> None:
-        offset = self._num_written % self._max_events * _PACKED.size
+        offset = self._num_written % self._num_slots * _PACKED.size
         _PACKED.pack_into(self._ring, offset, *event)
         self._num_written += 1
         record.num_events += 1

@@ -5,7 +5,7 @@ import { byId, plural, redrawWhenNeeded, surface, tint } from "./dom.js";
 const TALLEST = 300;
 const LARGEST_CELL = 18;
 const SMALLEST_CELL = 3;
-const FEWEST_SHOWN = 128;
+const FEWEST_SHOWN = 512;
 const MOST_STRIPES = 4;
 
 export class CacheMap {

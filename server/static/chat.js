@@ -32,12 +32,13 @@ export class Chats {
     this.#open([]);
   }
 
-  /** A chat that begins with finished messages of another, or empty. */
+  /** A chat that begins with what another has come to, or empty. */
   #open(messages) {
     this.#count += 1;
+    const answered = messages.findLastIndex(({ role, streaming }) => role === "assistant" && !streaming);
     const chat = {
       number: this.#count,
-      messages: messages.filter((message) => !message.streaming).map((message) => ({ ...message })),
+      messages: messages.slice(0, answered + 1).map((message) => ({ ...message })),
       abort: null,
     };
     chat.tab = element("button", {
@@ -79,7 +80,9 @@ export class Chats {
     const busy = this.#shown.abort !== null;
     byId("send").hidden = busy;
     byId("stop").hidden = !busy;
-    byId("branch").disabled = !this.#shown.messages.some((message) => !message.streaming);
+    byId("branch").disabled = !this.#shown.messages.some(
+      ({ role, streaming }) => role === "assistant" && !streaming,
+    );
     for (const chat of this.#chats) chat.tab.classList.toggle("busy", chat.abort !== null);
   }
 

@@ -43,7 +43,7 @@ function show(state, words = "") {
 
 /** Waits some seconds, or until the user is impatient. */
 function wait(seconds, words) {
-  show("gone", `${words} Trying again every few seconds.`);
+  show("away", `${words} Trying again every few seconds.`);
   return new Promise((resolve) => {
     const timer = setTimeout(resolve, seconds * 1000);
     byId("retry").onclick = () => {

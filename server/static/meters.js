@@ -24,8 +24,9 @@ export class Meters {
     if (last && totals.num_generated_tokens < last.tokens) this.#seen = []; // it started anew
     this.#seen.push({ time, tokens: totals.num_generated_tokens });
     byId("meter-step").textContent = totals.num_steps
-      ? `${milliseconds(totals.last_step_seconds)}, batch of ${totals.last_batch_size}`
+      ? milliseconds(totals.last_step_seconds)
       : "–";
+    byId("meter-step").title = `a batch of ${totals.last_batch_size}`;
     byId("meter-hits").textContent =
       frame.hit_rate === null ? "–" : `${Math.round(100 * frame.hit_rate)} %`;
   }

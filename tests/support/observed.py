@@ -1,0 +1,38 @@
+"""A scheduler whose requests are watched, and the step of an engine that has no model."""
+
+from __future__ import annotations
+
+from cache.manager import KVCacheManager
+from server.observed_scheduler import ObservedScheduler
+from server.request import FinishReason
+from server.scheduler import Batch
+from server.timeline import Timeline
+
+BLOCK_SIZE = 4
+
+
+def observed_scheduler(
+    timeline: Timeline, *, num_blocks: int = 64, max_num_batched_tokens: int = 64
+) -> ObservedScheduler:
+    """A scheduler for small blocks."""
+    return ObservedScheduler(
+        KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE),
+        timeline=timeline,
+        max_num_seqs=8,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=1000,
+    )
+
+
+def step(scheduler: ObservedScheduler) -> Batch | None:
+    """Schedule, pretend to compute, choose token 7, commit, finish."""
+    batch = scheduler.schedule()
+    if batch is None:
+        return None
+    scheduler.commit(batch)
+    for entry in batch.sampling:
+        request = entry.request
+        request.token_ids.append(7)
+        if request.num_output_tokens == request.params.max_tokens:
+            scheduler.finish(request, FinishReason.LENGTH)
+    return batch
