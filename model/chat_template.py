@@ -130,6 +130,11 @@ class ChatTemplate:
         )
         return tokenizer.encode_segments(segments)
 
+    @property
+    def source(self) -> str:
+        """All that the templates say, to look for what they know."""
+        return "\n".join(self._sources.values())
+
     def mentions(self, name: str) -> bool:
         """Tell whether a variable of this name occurs in any of the templates."""
         word = re.compile(rf"\b{re.escape(name)}\b")

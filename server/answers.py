@@ -81,12 +81,29 @@ class ChatLogprobs(BaseModel):
     refusal: None
 
 
+class CalledFunction(BaseModel):
+    """Which function is called; the arguments are JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call the model wants made."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
     """The whole answer of a choice."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str = ""
+    tool_calls: list[ToolCall] = []
 
 
 class ChatChoice(BaseModel):
@@ -95,7 +112,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
     token_ids: list[int] = []
 
@@ -113,11 +130,29 @@ class ChatCompletion(BaseModel):
     prompt_token_ids: list[int] = []
 
 
+class FunctionDelta(BaseModel):
+    """What a function call gains; the name comes in the first delta only."""
+
+    name: str = ""
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """What a tool call gains; id and type come in the first delta only."""
+
+    index: int
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionDelta
+
+
 class Delta(BaseModel):
     """What an event adds to a choice's message."""
 
     role: Literal["assistant"] = "assistant"
-    content: str = ""
+    content: str | None = ""
+    reasoning_content: str = ""
+    tool_calls: list[ToolCallDelta] = []
 
 
 class ChunkChoice(BaseModel):
@@ -126,7 +161,7 @@ class ChunkChoice(BaseModel):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     stop_reason: str | int | None = None
     token_ids: list[int] = []
 

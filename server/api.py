@@ -152,7 +152,12 @@ class Api:
         """Checks inputs; made when the first is needed, as the model must be loaded."""
         if self._processor is None:
             engine = self._running()
-            self._processor = InputProcessor(engine.info, engine.tokenizer, engine.chat_template)
+            self._processor = InputProcessor(
+                engine.info,
+                engine.tokenizer,
+                engine.chat_template,
+                tool_call_parser=self._config.tool_call_parser,
+            )
         return self._processor
 
     def _running(self) -> Engine:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from server.answer_parser import PLAIN_TEXT, AnswerFormat
 from server.request import Request
 
 
@@ -33,6 +34,8 @@ class AnswerOptions:
     return_token_ids: bool = False
     skip_special_tokens: bool = True
     include_stop: bool = False
+    shown_token_ids: frozenset[int] = frozenset()
+    """Control tokens that are part of the text even if others are skipped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,3 +53,5 @@ class Call:
     prompts: tuple[Prompt, ...]
     requests: tuple[Request, ...]
     options: AnswerOptions
+    answer_format: AnswerFormat = PLAIN_TEXT
+    """What the text of a choice may hold beside text."""

@@ -66,13 +66,21 @@ def join(pieces: Sequence[Piece]) -> Piece:
 class TokenNames:
     """Names and bytes of tokens, as the answer shows them."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool,
+        shown_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._shown_token_ids = shown_token_ids
 
     def show(self, token_id: int) -> TokenText:
         """A token as it is shown; a control token adds nothing to a text that skips them."""
-        hidden = self._skip_special_tokens and self._tokenizer.is_special(token_id)
+        skipped = self._skip_special_tokens and token_id not in self._shown_token_ids
+        hidden = skipped and self._tokenizer.is_special(token_id)
         data = b"" if hidden else self._tokenizer.token_bytes(token_id)
         return TokenText(self._tokenizer.token_text(token_id), data)
 

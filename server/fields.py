@@ -115,17 +115,12 @@ def _is_n(value: object, facts: Facts) -> bool:
     return _same(value, 1 if n is None else n)
 
 
-def _is_text_format(value: object, _facts: Facts) -> bool:
-    return isinstance(value, Mapping) and value.get("type") == "text"
-
-
-_STRUCTURED_HINT = "Structured output is not offered."
 _GENERATION_WORKS = (
     "model", "temperature", "top_p", "top_k", "min_p", "seed", "n", "max_tokens", "min_tokens",
     "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "skip_special_tokens",
     "return_token_ids", "truncate_prompt_tokens", "priority", "stream", "stream_options",
-    "prefix_cache", "use_cache", "cache_salt",
+    "prefix_cache", "use_cache", "cache_salt", "response_format", "structured_outputs",
 )  # fmt: skip
 _HARMLESS = (
     "user", "safety_identifier", "metadata", "prompt_cache_key", "prompt_cache_retention",
@@ -155,25 +150,27 @@ _SHARED: dict[str, FieldRule] = {
     "bad_words": _only([[]]),
     "allowed_token_ids": _refused("Use 'logit_bias' instead."),
     "prompt_logprobs": _refused("Use /v1/completions with 'echo' and 'logprobs' instead."),
-    # structured output
-    "response_format": FieldRule(
-        Support.REFUSED, _is_text_format, _STRUCTURED_HINT, only='{"type": "text"}'
-    ),
+    # structured output, as other servers spell it
     **dict.fromkeys(
-        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-         "grammar", "json_schema"), _refused(_STRUCTURED_HINT),
+        ("guided_json", "json_schema"),
+        _refused("Use 'response_format' with type 'json_schema' instead."),
     ),
+    "guided_regex": _refused("Use 'structured_outputs' with 'regex' instead."),
+    "guided_choice": _refused("Use 'structured_outputs' with 'choice' instead."),
+    **dict.fromkeys(
+        ("guided_grammar", "grammar"),
+        _refused("Use 'structured_outputs' with 'grammar' instead."),
+    ),
+    "guided_whitespace_pattern": _refused(),
+    "guided_decoding_backend": _refused(),
 }  # fmt: skip
 _CHAT_ONLY: dict[str, FieldRule] = {
     **dict.fromkeys(
         ("messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt",
-         "continue_final_message", "chat_template_kwargs", "reasoning_effort"), _works(),
+         "continue_final_message", "chat_template_kwargs", "reasoning_effort", "tools",
+         "tool_choice", "parallel_tool_calls"), _works(),
     ),
     "echo": _only([False]),
-    # tools
-    "tools": _only([[]]),
-    "tool_choice": _only(["none", "auto"]),
-    "parallel_tool_calls": _only([True, False]),
     "functions": _only([[]], hint="Use 'tools' instead."),
     "function_call": _only(["none", "auto"], hint="Use 'tool_choice' instead."),
     # other modalities and services
@@ -219,6 +216,8 @@ _PART_KEYS = frozenset({"type", "text", "refusal"})
 _TOOL_CALL_KEYS = frozenset({"id", "type", "function", "index"})
 _FUNCTION_KEYS = frozenset({"name", "arguments"})
 _STREAM_OPTION_KEYS = frozenset({"include_usage", "continuous_usage_stats"})
+_RESPONSE_FORMAT_KEYS = frozenset({"type", "json_schema"})
+_JSON_SCHEMA_KEYS = frozenset({"name", "description", "schema", "strict"})
 
 
 def judge(
@@ -302,6 +301,11 @@ def _ignored_inside(values: Mapping[str, object]) -> Iterator[str]:
     Null keys are absent. Malformed values are passed over: the schemas refuse them.
     """
     yield from _unknown_keys(values.get("stream_options"), _STREAM_OPTION_KEYS, "stream_options")
+    form = values.get("response_format")
+    yield from _unknown_keys(form, _RESPONSE_FORMAT_KEYS, "response_format")
+    if isinstance(form, Mapping):
+        path = "response_format.json_schema"
+        yield from _unknown_keys(form.get("json_schema"), _JSON_SCHEMA_KEYS, path)
     for message in _objects(values.get("messages")):
         yield from _unknown_keys(message, _MESSAGE_KEYS, "messages[]")
         for part in _objects(message.get("content")):

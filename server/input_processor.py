@@ -17,6 +17,8 @@ from server.call import AnswerOptions, Call, Prompt
 from server.chat_turns import chat_turns
 from server.engine_info import EngineInfo
 from server.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
+from server.grammar import GrammarCompiler
+from server.output_form import NO_TOOLS, OutputForm, OutputForms, ToolUse
 from server.protocols import ChatTemplate, Tokenizer
 from server.request import Request
 from server.sampling_inputs import check_token_ids, max_tokens, sampling_params
@@ -48,14 +50,26 @@ class InputProcessor:
         info: Facts about the model.
         tokenizer: The model's.
         chat_template: The model's, if it has one.
+        tool_call_parser: How the model writes tool calls; see ServerConfig.
     """
 
     def __init__(
-        self, info: EngineInfo, tokenizer: Tokenizer, chat_template: ChatTemplate | None
+        self,
+        info: EngineInfo,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        *,
+        tool_call_parser: str = "auto",
     ) -> None:
         self._info = info
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        compiler = GrammarCompiler(
+            tokenizer, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids
+        )
+        self._forms = OutputForms(
+            compiler, tokenizer, chat_template, tool_call_parser=tool_call_parser
+        )
 
     def completion(self, body: CompletionBody) -> Call:
         """Make a call of a completions request.
@@ -78,8 +92,9 @@ class InputProcessor:
             Prompt(token_ids=tuple(ids), text=self._echo_text(body, ids, index, texts))
             for index, ids in enumerate(encoded)
         ]
-        options = _answer_options(body, logprobs=body.logprobs, echo=body.echo)
-        return self._call(body, prompts, options, prefix="cmpl")
+        form = self._forms.form(body)
+        options = _answer_options(body, form, logprobs=body.logprobs, echo=body.echo)
+        return self._call(body, prompts, options, form=form)
 
     def chat(self, body: ChatBody) -> Call:
         """Make a call of a chat request.
@@ -97,6 +112,7 @@ class InputProcessor:
                 f"'top_logprobs' needs 'logprobs' to be true (got {body.top_logprobs}).",
                 param="top_logprobs",
             )
+        tools = self._forms.tool_use(body)
         kwargs = dict(body.chat_template_kwargs)
         if body.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", body.reasoning_effort)
@@ -106,11 +122,13 @@ class InputProcessor:
             continue_final_message=body.continue_final_message,
             kwargs=kwargs,
             truncates=body.truncate_prompt_tokens is not None,
+            tools=tools,
         )
         prompt = Prompt(token_ids=tuple(_truncate(token_ids, body)))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        options = _answer_options(body, logprobs=logprobs)
-        return self._call(body, [prompt], options, prefix="chatcmpl")
+        form = self._forms.form(body, tools, prompt=prompt.token_ids)
+        options = _answer_options(body, form, logprobs=logprobs)
+        return self._call(body, [prompt], options, form=form)
 
     def tokenize(self, body: TokenizeBody) -> list[int]:
         """The ids that a completion or a chat of this text would count.
@@ -133,11 +151,13 @@ class InputProcessor:
 
     def ignored_hints(self, body: Body) -> tuple[str, ...]:
         """Fields that work where the template reads them, and here it does not."""
-        if not isinstance(body, ChatBody) or body.reasoning_effort is None:
+        if not isinstance(body, ChatBody):
             return ()
         template = self._chat_template
         reads = template is not None and template.mentions("reasoning_effort")
-        return () if reads else ("reasoning_effort",)
+        effort = () if reads or body.reasoning_effort is None else ("reasoning_effort",)
+        strict = body.tool_choice == "auto" and any(tool.function.strict for tool in body.tools)
+        return (*effort, "tools[].function.strict") if strict else effort
 
     def check_model(self, model: str | None) -> None:
         """Refuse a model that is not served here; none at all means the one there is.
@@ -160,6 +180,7 @@ class InputProcessor:
         continue_final_message: bool,
         kwargs: Mapping[str, object],
         truncates: bool,
+        tools: ToolUse = NO_TOOLS,
     ) -> list[int]:
         """The ids of a chat.
 
@@ -169,6 +190,7 @@ class InputProcessor:
             continue_final_message: Leave the last message open.
             kwargs: What the client hands to the template.
             truncates: Whether a chat longer than the context is no reason to refuse it.
+            tools: What the model may call.
 
         Raises:
             InvalidRequestError: There is no template, it refuses, or the options contradict.
@@ -186,7 +208,8 @@ class InputProcessor:
                 param="messages",
                 code="no_chat_template",
             )
-        turns = chat_turns(messages)
+        turns = self._forms.turns_with_tools(chat_turns(messages), tools)
+        shown = list(tools.definitions) if self._forms.describes_tools else []
         if not truncates:
             self._check_length([str(turn["content"]) for turn in turns], "messages")
         reserved = kwargs.keys() & _RESERVED_KWARGS
@@ -199,7 +222,7 @@ class InputProcessor:
             return self._chat_template.encode(
                 self._tokenizer,
                 turns,
-                tools=None,
+                tools=shown or None,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 **kwargs,
@@ -256,9 +279,10 @@ class InputProcessor:
         prompts: Sequence[Prompt],
         options: AnswerOptions,
         *,
-        prefix: str,
+        form: OutputForm,
     ) -> Call:
         """Put the engine's requests together, one for each prompt and choice."""
+        prefix = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
         call_id = f"{prefix}-{secrets.token_hex(16)}"
         seed = body.seed if body.seed is not None else secrets.randbits(53)
         param = "messages" if prefix == "chatcmpl" else "prompt"
@@ -277,6 +301,7 @@ class InputProcessor:
                     cache_salt=body.cache_salt,
                     prefix_cache=body.prefix_cache,
                     use_cache=body.use_cache,
+                    grammar=None if form.grammar is None else form.grammar.copy(),
                 )
                 requests.append(request)
         return Call(
@@ -288,6 +313,7 @@ class InputProcessor:
             prompts=tuple(prompts),
             requests=tuple(requests),
             options=options,
+            answer_format=form.answer_format,
         )
 
     def _completion_tokens(self, body: GenerationBody, num_prompt_tokens: int, param: str) -> int:
@@ -339,7 +365,7 @@ def _truncate(token_ids: list[int], body: GenerationBody) -> list[int]:
 
 
 def _answer_options(
-    body: GenerationBody, *, logprobs: int | None, echo: bool = False
+    body: GenerationBody, form: OutputForm, *, logprobs: int | None, echo: bool = False
 ) -> AnswerOptions:
     usage = bool(body.stream_options.include_usage)
     return AnswerOptions(
@@ -351,4 +377,5 @@ def _answer_options(
         return_token_ids=body.return_token_ids,
         skip_special_tokens=body.skip_special_tokens,
         include_stop=body.include_stop_str_in_output,
+        shown_token_ids=form.shown_token_ids,
     )

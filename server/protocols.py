@@ -50,9 +50,16 @@ class Tokenizer(Protocol):
     def id_to_token(self, token_id: int) -> str | None:
         """The name of an id in the vocabulary."""
 
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a name in the vocabulary."""
+
 
 class ChatTemplate(Protocol):
     """Messages to token ids."""
+
+    @property
+    def source(self) -> str:
+        """All that the template says."""
 
     def mentions(self, name: str) -> bool:
         """Whether the template reads a variable of this name."""

@@ -58,6 +58,7 @@ def sampling_params(
         include_stop_str_in_output=body.include_stop_str_in_output,
         ignore_eos=body.ignore_eos,
         skip_special_tokens=body.skip_special_tokens,
+        shown_token_ids=options.shown_token_ids,
         logprobs=options.logprobs,
         prompt_logprobs=options.logprobs if options.echo else None,
     )

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 
 from server.errors import InvalidRequestError, UnsupportedValueError
 from server.fields import shorten
+from server.output_schemas import ResponseFormat, StructuredOutputs, ToolChoice, Tools
 
 MAX_N = 128
 MAX_PROMPTS = 1024
@@ -117,6 +118,8 @@ class GenerationBody(Body):
     """False computes everything anew for every token, to compare."""
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     """Only requests with equal salts share cached prefixes."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
@@ -196,6 +199,10 @@ class ChatBody(GenerationBody):
     messages: Messages
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    tools: Tools = []
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    """Whether an answer may hold several calls; false matters where a call is required."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """Continue the last message; needs `add_generation_prompt` false."""
@@ -255,7 +262,9 @@ def _without_nulls(values: Mapping[str, object]) -> dict[str, object]:
     return dict(values)
 
 
-_TAGS = frozenset({"text", "list", "texts", "ids", "id_lists", "refusal"})
+_TAGS = frozenset({"text", "list", "texts", "ids", "id_lists", "refusal", "mode", "named"})
+_WHOLE_PARAMS = frozenset({"response_format", "structured_outputs"})
+"""Fields that an error names as a whole, wherever in them it is."""
 
 
 def _path(location: Sequence[int | str]) -> str:
@@ -293,6 +302,8 @@ _BOUNDS = {
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
     "literal_error": "must be {expected}",
+    "string_pattern_mismatch": "must match {pattern}",
+    "extra_forbidden": "is not supported",
 }
 
 
@@ -301,29 +312,30 @@ def _explain(
 ) -> InvalidRequestError:
     """One of pydantic's findings as a sentence."""
     path = _path(location)
+    param = str(location[0]) if location[0] in _WHOLE_PARAMS else path
     if kind == "missing":
         return InvalidRequestError(
-            f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter"
+            f"Missing required parameter: '{path}'.", param=param, code="missing_required_parameter"
         )
     if kind in ("too_long", "string_too_long"):
         text = f"'{path}' must have at most {context['max_length']} {_unit(kind)}"
-        return InvalidRequestError(f"{text} (got {_size(value)}).", param=path)
+        return InvalidRequestError(f"{text} (got {_size(value)}).", param=param)
     if kind in ("too_short", "string_too_short"):
         return InvalidRequestError(
             f"'{path}' must not be empty (got {shorten(value)}).", param=path
         )
     if kind == "union_tag_not_found":
-        return InvalidRequestError(f"'{path}.type' is missing.", param=f"{path}.type")
+        return InvalidRequestError(f"'{path}.type' is missing.", param=f"{param}.type")
     if kind == "union_tag_invalid":
         return UnsupportedValueError(
             f"Unsupported value: '{path}.type' does not support {shorten(context['tag'])} on this "
             f"server. Only {context['expected_tags']} is supported.",
-            param=f"{path}.type",
+            param=f"{param}.type",
         )
     if kind == "list_type" and location[-1] in _TAGS:
         kind = "union_type"
     sentence = _BOUNDS.get(kind, "is malformed").format(**context)
-    return InvalidRequestError(f"'{path}' {sentence} (got {shorten(value)}).", param=path)
+    return InvalidRequestError(f"'{path}' {sentence} (got {shorten(value)}).", param=param)
 
 
 def _unit(kind: str) -> str:

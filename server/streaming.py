@@ -12,16 +12,19 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel
 
 from server import answers
+from server.answer_parser import AnswerParser, Part
 from server.call import Call
+from server.chat_parts import to_deltas, to_message
 from server.choices import Choice, Piece, ScoredToken, TokenNames, join
 from server.protocols import Tokenizer
-from server.request import RequestOutput
+from server.request import FinishReason, RequestOutput
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -49,7 +52,11 @@ class Writer(abc.ABC):
 
     def __init__(self, call: Call, tokenizer: Tokenizer) -> None:
         self.call = call
-        names = TokenNames(tokenizer, skip_special_tokens=call.options.skip_special_tokens)
+        names = TokenNames(
+            tokenizer,
+            skip_special_tokens=call.options.skip_special_tokens,
+            shown_token_ids=call.options.shown_token_ids,
+        )
         self._choices = [
             Choice(names, call.prompts[index // call.n], call.options)
             for index in range(len(call.requests))
@@ -78,10 +85,14 @@ class Writer(abc.ABC):
         index, piece = self.feed(output)
         if piece.is_first:
             yield from self._opening(index)
-        if piece.text or piece.scored or (self.call.options.return_token_ids and piece.token_ids):
-            yield self._chunk(index, piece)
+        yield from self._chunks(index, piece)
         if piece.finish_reason is not None:
             yield self._closing(index, piece)
+
+    def _says_something(self, piece: Piece) -> bool:
+        """Whether a piece is worth an event."""
+        shows_ids = self.call.options.return_token_ids and bool(piece.token_ids)
+        return bool(piece.text or piece.scored) or shows_ids
 
     def usage(self) -> answers.Usage:
         """Token counts so far; each prompt counts once."""
@@ -126,8 +137,8 @@ class Writer(abc.ABC):
         """Events before the first piece of a choice."""
 
     @abc.abstractmethod
-    def _chunk(self, index: int, piece: Piece) -> BaseModel:
-        """The event of a piece."""
+    def _chunks(self, index: int, piece: Piece) -> Iterator[BaseModel]:
+        """The events of a piece, if there is anything to say."""
 
     @abc.abstractmethod
     def _closing(self, index: int, piece: Piece) -> BaseModel:
@@ -153,8 +164,9 @@ class CompletionWriter(Writer):
         if self.call.options.return_token_ids:
             yield self._completion([self._choice(index, Piece(), self._prompt_ids(index))])
 
-    def _chunk(self, index: int, piece: Piece) -> answers.Completion:
-        return self._completion([self._choice(index, piece)])
+    def _chunks(self, index: int, piece: Piece) -> Iterator[BaseModel]:
+        if self._says_something(piece):
+            yield self._completion([self._choice(index, piece)])
 
     def _closing(self, index: int, piece: Piece) -> answers.Completion:
         return self._completion([self._choice(index, Piece(), _ending(piece))])
@@ -178,16 +190,18 @@ class CompletionWriter(Writer):
 class ChatWriter(Writer):
     """Writes the answers of /v1/chat/completions."""
 
+    def __init__(self, call: Call, tokenizer: Tokenizer) -> None:
+        super().__init__(call, tokenizer)
+        self._parsers = [AnswerParser(call.answer_format) for _ in call.requests]
+
     def answer(self, pieces: Sequence[Piece]) -> answers.ChatCompletion:
         """The whole answer."""
         choices = [
             answers.ChatChoice(
                 index=index,
-                message=answers.AssistantMessage(
-                    role="assistant", content=piece.text, refusal=None
-                ),
+                message=to_message(self._parts(index, piece)),
                 logprobs=self._logprobs(piece),
-                **_ending(piece),
+                **self._chat_ending(index, piece),
                 **self._ids(piece),
             )
             for index, piece in enumerate(pieces)
@@ -204,11 +218,28 @@ class ChatWriter(Writer):
         delta = answers.Delta(role="assistant", content="")
         yield self._event(index, delta, Piece()).model_copy(update=self._prompt_ids(index))
 
-    def _chunk(self, index: int, piece: Piece) -> answers.ChatCompletionChunk:
-        return self._event(index, answers.Delta(content=piece.text), piece)
+    def _chunks(self, index: int, piece: Piece) -> Iterator[BaseModel]:
+        deltas = list(to_deltas(self._parts(index, piece)))
+        if not deltas and self._says_something(replace(piece, text="")):
+            deltas = [answers.Delta(content="")]
+        for delta in deltas:
+            yield self._event(index, delta, piece)
+            piece = Piece()  # ids and log-probabilities stand in the first
 
     def _closing(self, index: int, piece: Piece) -> answers.ChatCompletionChunk:
-        return self._event(index, answers.Delta(), Piece(), more=_ending(piece))
+        return self._event(index, answers.Delta(), Piece(), more=self._chat_ending(index, piece))
+
+    def _parts(self, index: int, piece: Piece) -> list[Part]:
+        """What a piece adds to a choice's answer, taken apart."""
+        parser = self._parsers[index]
+        parts = parser.feed(piece.text)
+        return parts if piece.finish_reason is None else parts + parser.finish()
+
+    def _chat_ending(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Why a choice ended: for its tool calls, if it made any and was not cut off."""
+        ending = _ending(piece)
+        called = piece.finish_reason is FinishReason.STOP and self._parsers[index].num_calls
+        return {**ending, "finish_reason": "tool_calls"} if called else ending
 
     def _event(
         self,

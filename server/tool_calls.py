@@ -251,7 +251,7 @@ def calls_grammar(
         mark_ids: Marks that are control tokens, with their ids.
     """
     rules = [
-        f"call_{index}: {_literal(_head(tool_format, name))} %json {json.dumps(schema)} \"}}\""
+        f'call_{index}: {_literal(_head(tool_format, name))} %json {json.dumps(schema)} "}}"'
         for index, (name, schema) in enumerate(tools.items())
     ]
     rules.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")

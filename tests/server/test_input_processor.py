@@ -141,7 +141,9 @@ def test_messages_become_turns():
         {"role": "tool", "content": "4", "tool_call_id": "1"},
     ).requests[0]
     text = bytes(request.token_ids).decode()
-    assert text == "system:d;user:a\nb;user:;assistant:;tool:4;assistant:"
+    assert text == "system:d;user:a\nb;user:;assistant:" + (
+        '{"name": "f", "arguments": {}};tool:4;assistant:'  # in words, as the template has none
+    )
 
 
 def test_the_last_turn_can_be_left_open():

@@ -58,11 +58,15 @@ class FakeTokenizer:
     def id_to_token(self, token_id: int) -> str | None:
         return SPECIAL[token_id].decode() if token_id in SPECIAL else chr(token_id)
 
+    def token_to_id(self, token: str) -> int | None:
+        return {name.decode(): id_ for id_, name in SPECIAL.items()}.get(token)
+
 
 class FakeChatTemplate:
     """Renders `role:content;` for each message and remembers what it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str = "") -> None:
+        self.source = source
         self.kwargs: dict[str, object] = {}
 
     def mentions(self, name: str) -> bool:
