@@ -23,6 +23,8 @@ class AnswerFormat:
     """Whether the prompt ends inside the thoughts."""
     tool_format: ToolFormat | None = None
     tool_names: frozenset[str] = frozenset()
+    is_call: bool = False
+    """Whether the answer can be nothing but calls."""
 
 
 PLAIN_TEXT = AnswerFormat()

@@ -10,6 +10,7 @@ Source: https://github.com/guidance-ai/llguidance/tree/main/docs
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -31,6 +32,8 @@ CHECK_SECONDS = 20.0
 """Wall time of one check; its processor time is limited more tightly in there."""
 _MAX_CACHED = 64
 _PROGRAM = Path(__file__).with_name("grammar_check.py")
+_PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
+"""Where llguidance met an error: in its own text, not in the client's."""
 _TOO_LARGE = "it takes too long or too much memory to compile"
 
 Words = NDArray[np.int32]
@@ -118,6 +121,8 @@ class GrammarCompiler:
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[GrammarSource, Grammar] = OrderedDict()
         self._lock = threading.Lock()
+        self._compiling = threading.Lock()
+        """Held while a grammar is compiled: one at a time keeps a core for everybody else."""
 
     def compile(self, source: GrammarSource) -> Grammar:
         """Compile a grammar, or copy it if it is known; takes up to seconds.
@@ -128,18 +133,37 @@ class GrammarCompiler:
         size = len(source.text.encode(errors="surrogatepass"))
         if size > MAX_GRAMMAR_BYTES:
             raise GrammarError(f"it must have at most {MAX_GRAMMAR_BYTES} bytes (got {size})")
+        grammar = self._remembered(source)
+        if grammar is not None:
+            return grammar
+        with self._compiling:
+            grammar = self._remembered(source)  # somebody may have compiled it meanwhile
+            if grammar is None:
+                grammar = self._compile(source)
+                self._remember(source, grammar)
+        return grammar.copy()
+
+    def _remembered(self, source: GrammarSource) -> Grammar | None:
+        """A copy of a grammar that was compiled before."""
         with self._lock:
-            grammar = self._compiled.pop(source, None) or self._compile(source)
+            if source not in self._compiled:
+                return None
+            self._compiled.move_to_end(source)
+            return self._compiled[source].copy()
+
+    def _remember(self, source: GrammarSource, grammar: Grammar) -> None:
+        with self._lock:
             self._compiled[source] = grammar
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
-            return grammar.copy()
 
     def _compile(self, source: GrammarSource) -> Grammar:
         text = _checked(source)
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
         matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=parser_limits())
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # its first step may be too large for the real vocabulary
         if matcher.is_error():
             raise GrammarError(_first_line(matcher.get_error()))
         return Grammar(matcher)
@@ -212,4 +236,4 @@ def _first_line(message: str) -> str:
     """What llguidance says, without its drawings."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["unknown"])[0][:300]
+    return _PLACE.sub("", (errors or lines or ["unknown"])[0])[:300]

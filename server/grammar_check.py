@@ -17,7 +17,7 @@ import threading
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-CPU_SECONDS = 4
+CPU_SECONDS = 3
 MEMORY_BYTES = 1 << 30
 STACK_BYTES = 1 << 20
 """An eighth of what a thread of the server has."""
@@ -33,6 +33,7 @@ def parser_limits() -> LLParserLimits:
         step_max_items=50_000,
         max_lexer_states=20_000,
         max_grammar_size=200_000,
+        precompute_large_lexemes=False,
         verbose_errors=False,
     )
 

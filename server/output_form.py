@@ -165,6 +165,7 @@ class OutputForms:
             reasoning_is_open=is_open,
             tool_format=tool_format,
             tool_names=frozenset(tools.schemas),
+            is_call=tools.is_required,
         )
         marks = [OPENING, CLOSING] if answer_format.reasons else []
         marks += [] if tool_format is None else tool_format.marks

@@ -322,7 +322,7 @@ def _explain(
         return InvalidRequestError(f"{text} (got {_size(value)}).", param=param)
     if kind in ("too_short", "string_too_short"):
         return InvalidRequestError(
-            f"'{path}' must not be empty (got {shorten(value)}).", param=path
+            f"'{path}' must not be empty (got {shorten(value)}).", param=param
         )
     if kind == "union_tag_not_found":
         return InvalidRequestError(f"'{path}.type' is missing.", param=f"{param}.type")

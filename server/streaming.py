@@ -215,7 +215,8 @@ class ChatWriter(Writer):
         return answers.ChatCompletionChunk(object="chat.completion.chunk", choices=[], **more)
 
     def _opening(self, index: int) -> Iterator[BaseModel]:
-        delta = answers.Delta(role="assistant", content="")
+        content = None if self.call.answer_format.is_call else ""
+        delta = answers.Delta(role="assistant", content=content)
         yield self._event(index, delta, Piece()).model_copy(update=self._prompt_ids(index))
 
     def _chunks(self, index: int, piece: Piece) -> Iterator[BaseModel]:
