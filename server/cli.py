@@ -138,7 +138,9 @@ def _loading(config: EngineConfig) -> Iterator[Engine]:
         task = bar.add_task("loading the model", total=None)
 
         def show(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, visible=done < total)
+            bar.update(task, completed=done, total=total)
+            if done >= total:
+                bar.stop()
 
         yield AsyncEngine(lambda: build_engine(config, progress=show))
 
