@@ -71,6 +71,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(engine, config),
+                log_config=None,  # its messages go where ours go
                 log_level=config.log_level,
                 timeout_keep_alive=_IDLE_CONNECTION_SECONDS,
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
