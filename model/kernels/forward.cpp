@@ -1,0 +1,318 @@
+// kv_model: a whole decoder in one call.
+//
+// Responsible for: the order of the operations and the memory between them.  A Python call for
+// each operation would cost more than reading the weights it works on.
+//
+// Between two products lies one phase over rows that does all that needs a whole row and nothing
+// else: residual norm, norm, and rounding to int8 once for all the products that follow.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+#include "matrix.h"
+#include "pool_handle.h"
+#include "simd.h"
+
+namespace kvserve {
+namespace {
+
+// Memory that only grows and is not cleared: fresh pages cost more than the arithmetic.
+class Buffer {
+ public:
+  float* reserve(int64_t floats) {
+    if (floats > size_) {
+      memory_.reset(new float[floats]);
+      size_ = floats;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<float[]> memory_;
+  int64_t size_ = 0;
+};
+
+// Rows as the products that read them want them: floats, and rounded to int8 if any asks for it.
+class LinearInput {
+ public:
+  void prepare(int64_t rows, int64_t width, bool quantise) {
+    width_ = width;
+    floats_ = float_buffer_.reserve(rows * width);
+    quantise_ = quantise;
+    if (quantise)
+      quantised_.bind(byte_buffer_.reserve(QuantisedRows::bytes(rows, width) / 4), width);
+  }
+  float* row(int64_t r) { return floats_ + r * width_; }
+  float* floats() { return floats_; }
+  int64_t width() const { return width_; }
+  void finish_row(int64_t r) {
+    if (quantise_) quantised_.quantise_row(r, row(r), width_);
+  }
+  bool quantises() const { return quantise_; }
+  LinearJob job(const kv_matrix& matrix, float* out, int64_t out_stride, bool accumulate) {
+    return {&matrix, floats_, &quantised_, out, out_stride, accumulate};
+  }
+
+ private:
+  Buffer float_buffer_, byte_buffer_;
+  QuantisedRows quantised_;
+  float* floats_ = nullptr;
+  int64_t width_ = 0;
+  bool quantise_ = false;
+};
+
+// Enough values in a piece that handing it out does not cost more than the piece.
+template <class Body>
+void run_rows(ThreadPool& pool, int64_t rows, int64_t width, Body body) {
+  const int64_t step = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
+  pool.run(ceil_div(rows, step), [&](int64_t piece, int) {
+    for (int64_t r = piece * step; r < std::min(rows, (piece + 1) * step); ++r) body(r);
+  });
+}
+
+// The first thing wrong with a step's indices, numbered as in kvserve.h; 0 if nothing is.
+int32_t check_step(const kv_model_spec& spec, const kv_step& step) {
+  const auto outside = [](int64_t i, int64_t count) { return i < 0 || i >= count; };
+  const int64_t block_size = step.first_layer.block_size;
+  const int64_t positions =
+      spec.position_embedding.data ? spec.position_embedding.out_features : INT64_MAX;
+  for (int64_t i = 0; i < step.tokens; ++i) {
+    if (outside(step.input_ids[i], spec.embedding.out_features)) return 1;
+    if (outside(step.positions[i], positions)) return 2;
+    if (outside(step.slots[i], step.blocks * block_size)) return 3;
+  }
+  const kv_batch& batch = step.batch;
+  if (batch.query_starts[0] != 0 || batch.query_starts[batch.requests] != step.tokens) return 4;
+  for (int64_t b = 0; b < batch.requests; ++b) {
+    const int64_t queries = batch.query_starts[b + 1] - batch.query_starts[b];
+    const int64_t blocks = ceil_div(batch.key_lengths[b], block_size);
+    if (queries < 0 || batch.key_lengths[b] < queries || blocks > batch.max_blocks) return 4;
+    for (int64_t i = 0; i < blocks; ++i)
+      if (outside(batch.block_table[b * batch.max_blocks + i], step.blocks)) return 5;
+  }
+  return 0;
+}
+
+void add_row(float* x, const float* y, int64_t width) {
+  for (int64_t i = 0; i < width; i += W)
+    store_upto(x + i, load_upto(x + i, width - i) + load_upto(y + i, width - i), width - i);
+}
+
+}  // namespace
+}  // namespace kvserve
+
+using namespace kvserve;
+
+struct kv_model {
+  explicit kv_model(const kv_model_spec& given)
+      : spec(given),
+        layers(given.layers, given.layers + given.layer_count),
+        rotaries(given.rotaries, given.rotaries + given.rotary_count) {}
+
+  void forward(ThreadPool& pool, const kv_step& step, float* hidden);
+  void logits(ThreadPool& pool, const float* hidden, int64_t rows, float* out);
+
+  const kv_model_spec spec;
+
+ private:
+  void plan(const kv_step& step);
+  const AttentionPlan& plan_for(int64_t window) const;
+  void embed(ThreadPool& pool, const kv_step& step, float* x);
+  void attend(ThreadPool& pool, const kv_step& step, int64_t index, float* x);
+  void run_mlp(ThreadPool& pool, int64_t tokens, int64_t index, float* x);
+  void place_heads(const kv_step& step, const kv_layer& layer, const kv_cache_layer& cache,
+                   int64_t row, float* qkv);
+  void norm_row(const kv_norm& norm, const float* x, float* out) const;
+  // The residual's own norm, if any, then the norm before the next product.
+  void finish_block(ThreadPool& pool, int64_t tokens, const kv_norm& out_norm,
+                    const kv_norm& next_norm, bool quantise, float* x);
+  // Whether the products before this layer's attention or MLP, or after the last layer, read int8.
+  bool attention_quantises(const kv_layer& layer) const {
+    return is_quantised(layer.q.format) || is_quantised(layer.k.format) ||
+           is_quantised(layer.v.format);
+  }
+  bool mlp_quantises(const kv_layer& layer) const {
+    return is_quantised(layer.up.format) || (layer.gate.data && is_quantised(layer.gate.format));
+  }
+
+  std::vector<kv_layer> layers;
+  std::vector<kv_rotary_spec> rotaries;
+  std::vector<AttentionPlan> plans;  // one per window length
+  AttentionScratch scratch;
+  LinearInput normed, attended, activated, final_rows;
+  Buffer qkv_memory, added_memory, hidden_memory, angle_memory;
+  float *added = nullptr, *angles = nullptr;  // angles: (rotaries, tokens, cosines then sines)
+};
+
+void kv_model::norm_row(const kv_norm& norm, const float* x, float* out) const {
+  const float epsilon = static_cast<float>(spec.norm_epsilon);
+  if (spec.is_layer_norm)
+    layer_norm_row(x, norm.weight, norm.bias, spec.hidden_size, epsilon, out);
+  else
+    rms_norm_row(x, norm.weight, spec.hidden_size, epsilon, out);
+}
+
+void kv_model::plan(const kv_step& step) {
+  plans.resize(0);
+  for (const kv_layer& layer : layers) {
+    const bool known = std::any_of(plans.begin(), plans.end(), [&](const AttentionPlan& p) {
+      return p.window == layer.window;
+    });
+    if (known) continue;
+    plans.emplace_back();
+    plans.back().build(step.batch, spec.heads, spec.kv_heads, layer.window);
+  }
+}
+
+const AttentionPlan& kv_model::plan_for(int64_t window) const {
+  return *std::find_if(plans.begin(), plans.end(),
+                       [&](const AttentionPlan& p) { return p.window == window; });
+}
+
+void kv_model::embed(ThreadPool& pool, const kv_step& step, float* x) {
+  const int64_t width = spec.hidden_size, half = spec.head_size / 2;
+  angles = angle_memory.reserve(static_cast<int64_t>(rotaries.size()) * step.tokens * 2 * half);
+  run_rows(pool, step.tokens, width * 4, [&](int64_t r) {
+    float* row = x + r * width;
+    gather_one_row(spec.embedding, step.input_ids[r], static_cast<float>(spec.embedding_scale),
+                   row);
+    if (spec.position_embedding.data) {
+      float* place = added + r * width;
+      gather_one_row(spec.position_embedding, step.positions[r], 1.0f, place);
+      add_row(row, place, width);
+    }
+    for (size_t i = 0; i < rotaries.size(); ++i) {
+      float* at = angles + (static_cast<int64_t>(i) * step.tokens + r) * 2 * half;
+      rotary_angles(step.positions[r], rotaries[i].frequencies, half,
+                    static_cast<float>(rotaries[i].magnitude), at, at + half);
+    }
+  });
+}
+
+void kv_model::finish_block(ThreadPool& pool, int64_t tokens, const kv_norm& out_norm,
+                            const kv_norm& next_norm, bool quantise, float* x) {
+  const int64_t width = spec.hidden_size;
+  normed.prepare(tokens, width, quantise);
+  run_rows(pool, tokens, width, [&](int64_t r) {
+    if (out_norm.weight) {
+      norm_row(out_norm, added + r * width, added + r * width);
+      add_row(x + r * width, added + r * width, width);
+    }
+    if (next_norm.weight) {
+      norm_row(next_norm, x + r * width, normed.row(r));
+      normed.finish_row(r);
+    }
+  });
+}
+
+void kv_model::place_heads(const kv_step& step, const kv_layer& layer,
+                           const kv_cache_layer& cache, int64_t row, float* qkv) {
+  const int64_t head_size = spec.head_size, half = head_size / 2;
+  const float epsilon = static_cast<float>(spec.norm_epsilon);
+  const float* cosines =
+      layer.rotary < 0 ? nullptr : angles + (layer.rotary * step.tokens + row) * 2 * half;
+  for (int64_t h = 0; h < spec.heads + spec.kv_heads; ++h) {
+    float* head = qkv + h * head_size;
+    const kv_norm& norm = h < spec.heads ? layer.q_head : layer.k_head;
+    if (norm.weight) rms_norm_row(head, norm.weight, head_size, epsilon, head);
+    if (cosines) rotate_head(head, half, cosines, cosines + half);
+  }
+  const float* k = qkv + spec.heads * head_size;
+  cache_write_row(cache, k, k + spec.kv_heads * head_size, step.slots[row]);
+}
+
+void kv_model::attend(ThreadPool& pool, const kv_step& step, int64_t index, float* x) {
+  const kv_layer& layer = layers[index];
+  const int64_t q_width = spec.heads * spec.head_size, kv_width = spec.kv_heads * spec.head_size;
+  const int64_t stride = q_width + 2 * kv_width, tokens = step.tokens;
+  kv_cache_layer cache = step.first_layer;
+  cache.keys = static_cast<char*>(cache.keys) + index * step.layer_bytes;
+  cache.values = static_cast<char*>(cache.values) + index * step.layer_bytes;
+
+  float* qkv = qkv_memory.reserve(tokens * stride);
+  const LinearJob jobs[] = {normed.job(layer.q, qkv, stride, false),
+                            normed.job(layer.k, qkv + q_width, stride, false),
+                            normed.job(layer.v, qkv + q_width + kv_width, stride, false)};
+  run_linear(pool, jobs, 3, tokens);
+  run_rows(pool, tokens, 2 * stride,
+           [&](int64_t r) { place_heads(step, layer, cache, r, qkv + r * stride); });
+
+  attended.prepare(tokens, q_width, is_quantised(layer.o.format));
+  run_attention(pool, plan_for(layer.window), scratch,
+                {&cache, &step.batch, qkv, stride, spec.heads,
+                 static_cast<float>(spec.attention_scale), attended.floats(), q_width});
+  if (attended.quantises())
+    run_rows(pool, tokens, q_width, [&](int64_t r) { attended.finish_row(r); });
+  const bool direct = !layer.attention_out.weight;
+  const LinearJob out = attended.job(layer.o, direct ? x : added, spec.hidden_size, direct);
+  run_linear(pool, &out, 1, tokens);
+}
+
+void kv_model::run_mlp(ThreadPool& pool, int64_t tokens, int64_t index, float* x) {
+  const kv_layer& layer = layers[index];
+  const int64_t width = spec.intermediate_size;
+  const bool gated = layer.gate.data != nullptr;
+  const int64_t stride = gated ? 2 * width : width;
+  float* inner = hidden_memory.reserve(tokens * stride);
+  float* up = gated ? inner + width : inner;
+  LinearJob jobs[2] = {normed.job(layer.up, up, stride, false)};
+  if (gated) jobs[1] = normed.job(layer.gate, inner, stride, false);
+  run_linear(pool, jobs, gated ? 2 : 1, tokens);
+  activated.prepare(tokens, width, is_quantised(layer.down.format));
+  run_rows(pool, tokens, 2 * width, [&](int64_t r) {
+    activation_row(spec.activation, inner + r * stride, gated ? up + r * stride : nullptr, width,
+                   activated.row(r));
+    activated.finish_row(r);
+  });
+  const bool direct = !layer.mlp_out.weight;
+  const LinearJob out = activated.job(layer.down, direct ? x : added, spec.hidden_size, direct);
+  run_linear(pool, &out, 1, tokens);
+}
+
+void kv_model::forward(ThreadPool& pool, const kv_step& step, float* x) {
+  const kv_norm none{};
+  added = added_memory.reserve(step.tokens * spec.hidden_size);
+  plan(step);
+  embed(pool, step, x);
+  finish_block(pool, step.tokens, none, layers[0].input, attention_quantises(layers[0]), x);
+  for (int64_t i = 0; i < static_cast<int64_t>(layers.size()); ++i) {
+    const kv_layer& layer = layers[i];
+    attend(pool, step, i, x);
+    finish_block(pool, step.tokens, layer.attention_out, layer.mlp, mlp_quantises(layer), x);
+    run_mlp(pool, step.tokens, i, x);
+    const bool last = i + 1 == static_cast<int64_t>(layers.size());
+    if (!last || layer.mlp_out.weight)
+      finish_block(pool, step.tokens, layer.mlp_out, last ? none : layers[i + 1].input,
+                   !last && attention_quantises(layers[i + 1]), x);
+  }
+}
+
+void kv_model::logits(ThreadPool& pool, const float* hidden, int64_t rows, float* out) {
+  final_rows.prepare(rows, spec.hidden_size, is_quantised(spec.output.format));
+  run_rows(pool, rows, spec.hidden_size, [&](int64_t r) {
+    norm_row(spec.final, hidden + r * spec.hidden_size, final_rows.row(r));
+    final_rows.finish_row(r);
+  });
+  const LinearJob job = final_rows.job(spec.output, out, spec.output.out_features, false);
+  run_linear(pool, &job, 1, rows);
+}
+
+kv_model* kv_model_create(const kv_model_spec* spec) { return new kv_model(*spec); }
+
+void kv_model_destroy(kv_model* model) { delete model; }
+
+int32_t kv_model_forward(kv_model* model, kv_pool* pool, const kv_step* step, float* hidden) {
+  PoolCall call(pool);
+  const int32_t error = check_step(model->spec, *step);
+  if (error == 0 && step->tokens > 0) model->forward(*call, *step, hidden);
+  return error;
+}
+
+void kv_model_logits(kv_model* model, kv_pool* pool, const float* hidden, int64_t rows,
+                     float* logits) {
+  PoolCall call(pool);
+  if (rows > 0) model->logits(*call, hidden, rows, logits);
+}
