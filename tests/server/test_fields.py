@@ -7,7 +7,8 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_params
 
 from server.errors import UnknownParameterError, UnsupportedParameterError, UnsupportedValueError
-from server.fields import TABLE, Endpoint, Support, judge
+from server.field_rules import Support
+from server.fields import TABLE, Endpoint, judge
 from server.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 
