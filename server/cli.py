@@ -1,4 +1,4 @@
-"""The command line: serve, generate, chat, info.
+"""The command line: serve, generate, chat, info, compare, loadtest, attention.
 
 Every option of the model and the server can also be given as a variable KVSERVE_<OPTION>. What the
 user got wrong is one line on stderr and a non-zero exit code; a traceback is a fault of ours.
@@ -28,6 +28,9 @@ from server.input_processor import InputProcessor
 from server.protocols import Engine
 from server.schemas import ChatBody, CompletionBody, parse
 from server.terminal_chat import ChatError, TerminalChat, connect
+from server.tools.attention_command import attention
+from server.tools.compare_command import compare
+from server.tools.loadtest_command import loadtest
 from server.version import VERSION
 
 app = typer.Typer(
@@ -116,6 +119,10 @@ def info(config: EngineConfig) -> None:
 
     for name, value in {"kvserve": VERSION, **summarise(config)}.items():
         print(f"{name + ':':22}{value}")
+
+
+for tool in (compare, loadtest, attention):
+    app.command()(tool)
 
 
 def main() -> None:

@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
 
-from server.config import EngineConfig, configure
+from server.config import configure
 
 
-def with_options(kind: type[EngineConfig]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(kind: type[BaseSettings]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command whose first parameter is a configuration take its fields as options.
 
     Args:

@@ -38,7 +38,10 @@ WITH_FASTAPI = {
     f"server.{name}"
     for name in ("api", "app", "connection", "deployment", "openapi", "page", "streaming", "views")
 }
-PUBLIC_TO_TOOLS = {"server.engine", "server.config"}
+PUBLIC_TO_TOOLS = {
+    f"server.{name}"
+    for name in ("engine", "request", "config", "cli_options", "errors", "comparison")
+}
 
 
 def is_type_checking(node: ast.AST) -> bool:
