@@ -16,7 +16,7 @@ namespace {
 // that enough independent sums are in flight to hide the latency of each.
 #if defined(KVSERVE_AVX512)
 constexpr int kQuantRows = 6, kQuantPanels = 2, kQuantWideRows = 3, kQuantWidePanels = 4;
-constexpr int kFloatRows = 12, kFloatPanels = 2, kFloatWideRows = 5, kFloatWidePanels = 4;
+constexpr int kFloatRows = 6, kFloatPanels = 4, kFloatWideRows = 6, kFloatWidePanels = 4;
 #elif defined(KVSERVE_AVX2)
 constexpr int kQuantRows = 3, kQuantPanels = 1, kQuantWideRows = 1, kQuantWidePanels = 2;
 constexpr int kFloatRows = 5, kFloatPanels = 1, kFloatWideRows = 2, kFloatWidePanels = 2;
@@ -54,18 +54,33 @@ KV_INLINE void finish(const Tile& t, F (&sums)[R][V]) {
   }
 }
 
-// One pair of inputs of one panel vector, widened to float.
-template <int Format>
-KV_INLINE void load_pair(const uint8_t* at, F* even, F* odd) {
-  if (Format == KV_F32) {
-    *even = load_as<F>(at);
-    *odd = load_as<F>(at + kPanel * 4);
-  } else {
-    const I both = load_as<I>(at);
-    *even = (F)(both << 16);
-    *odd = (F)(both & set1(int32_t(0xffff0000u)));
+// The even or the odd one of a pair of inputs, for one vector of outputs, as floats.
+template <int Format, bool Odd>
+KV_INLINE F load_weight(const uint8_t* at) {
+  if (Format == KV_F32) return load_as<F>(at + (Odd ? kPanel * 4 : 0));
+  const I both = load_as<I>(at);
+  return (F)(Odd ? both & set1(int32_t(0xffff0000u)) : both << 16);
+}
+
+// sums += one input of all rows times its weights.
+template <int Format, bool Odd, int R, int V>
+KV_INLINE void add_input(F (&sums)[R][V], const uint8_t* at, int64_t panel_bytes, const float* x,
+                         int64_t x_stride) {
+  F w[V];
+  KV_UNROLL
+  for (int v = 0; v < V; ++v)
+    w[v] = load_weight<Format, Odd>(at + v / kVectors * panel_bytes + v % kVectors * W * 4);
+  KV_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const F xr = set1(x[r * x_stride]);
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) sums[r][v] = fma(w[v], xr, sums[r][v]);
   }
 }
+
+// Keeps the compiler from widening the odd weights early, beside the even ones: there are only
+// registers for one of them.
+#define KV_BARRIER asm volatile("" ::: "memory")
 
 template <int Format, int R, int P>
 void float_tile(const Tile& t) {
@@ -78,33 +93,12 @@ void float_tile(const Tile& t) {
   const uint8_t* at = t.panel;
   int64_t k = 0;
   for (; k + 2 <= inputs; k += 2, at += pair_bytes) {
-    F even[V], odd[V];
-    KV_UNROLL
-    for (int v = 0; v < V; ++v)
-      load_pair<Format>(at + v / kVectors * panel_bytes + v % kVectors * W * 4, &even[v], &odd[v]);
-    KV_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const F xe = set1(x[r * inputs + k]);
-      KV_UNROLL
-      for (int v = 0; v < V; ++v) sums[r][v] = fma(even[v], xe, sums[r][v]);
-    }
-    KV_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const F xo = set1(x[r * inputs + k + 1]);
-      KV_UNROLL
-      for (int v = 0; v < V; ++v) sums[r][v] = fma(odd[v], xo, sums[r][v]);
-    }
+    add_input<Format, false>(sums, at, panel_bytes, x + k, inputs);
+    KV_BARRIER;
+    add_input<Format, true>(sums, at, panel_bytes, x + k + 1, inputs);
+    KV_BARRIER;
   }
-  if (k < inputs) {
-    KV_UNROLL
-    for (int v = 0; v < V; ++v) {
-      const uint8_t* last = at + v / kVectors * panel_bytes + v % kVectors * W * 4;
-      const F even = Format == KV_F32 ? load_as<F>(last) : (F)(load_as<I>(last) << 16);
-      KV_UNROLL
-      for (int r = 0; r < R; ++r)
-        sums[r][v] = fma(even, set1(x[r * inputs + k]), sums[r][v]);
-    }
-  }
+  if (k < inputs) add_input<Format, false>(sums, at, panel_bytes, x + k, inputs);
   finish(t, sums);
 }
 
@@ -122,40 +116,59 @@ KV_INLINE I first_sum(int32_t minus_sum) {
   return I{};
 }
 
-template <int Format, int R, int P>
-KV_INLINE void group_dots(const uint8_t* values, int64_t panel_bytes, const int8_t* x,
-                          int64_t x_stride, I (&dots)[R][P * kVectors]) {
-  constexpr int V = P * kVectors;
-  if (Format == KV_INT8) {
+// What the sums of a group's weights start from, likewise.
+template <int Format>
+KV_INLINE I first_total() {
+  if (Format == KV_INT4) return set1(int32_t(-8 * kGroup));
+  if (Format == KV_INT8 && kExcess8Shift > 0) return set1(-(kGroup << kExcess8Shift));
+  return I{};
+}
+
+// The 64 bytes of vector v, one of several neighbouring panels'.
+KV_INLINE I weight_bytes(const uint8_t* values, int64_t panel_bytes, int v) {
+  return load_as<I>(values + v / kVectors * panel_bytes + v % kVectors * W * 4);
+}
+
+// totals += the weights of a group, for each output.
+template <int Format, int V>
+KV_INLINE void group_totals(const uint8_t* values, int64_t panel_bytes, I (&totals)[V]) {
+  const I ones = set1(int32_t(0x01010101)), mask = set1(int32_t(0x0f0f0f0f));
+  KV_UNROLL
+  for (int line = 0; line < (Format == KV_INT8 ? 8 : 4); ++line) {
     KV_UNROLL
-    for (int quad = 0; quad < 8; ++quad) {
-      I w[V];
-      KV_UNROLL
-      for (int v = 0; v < V; ++v)
-        w[v] = load_as<I>(values + v / kVectors * panel_bytes + quad * 64 + v % kVectors * W * 4);
-      KV_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const I x4 = set1(load_quad(x + r * x_stride + quad * 4));
-        KV_UNROLL
-        for (int v = 0; v < V; ++v) dots[r][v] = dot4_u8(dots[r][v], w[v], x4);
-      }
+    for (int v = 0; v < V; ++v) {
+      const I w = weight_bytes(values + line * 64, panel_bytes, v);
+      if (Format == KV_INT8)
+        totals[v] = dot4_u8(totals[v], w, ones);
+      else
+        totals[v] = dot4_u4(dot4_u4(totals[v], w & mask, ones), (w >> 4) & mask, ones);
     }
-  } else {
-    const I mask = set1(int32_t(0x0f0f0f0f));
+  }
+}
+
+// dots += the products of a group's activations with the weights, for each row and output.
+template <int Format, int R, int V>
+KV_INLINE void group_dots(const uint8_t* values, int64_t panel_bytes,
+                          const QuantisedGroup* const (&x)[R], I (&dots)[R][V]) {
+  const I mask = set1(int32_t(0x0f0f0f0f));
+  KV_UNROLL
+  for (int line = 0; line < (Format == KV_INT8 ? 8 : 4); ++line) {
+    I low[V], high[V];
     KV_UNROLL
-    for (int half = 0; half < 4; ++half) {
-      I low[V], high[V];
-      KV_UNROLL
-      for (int v = 0; v < V; ++v) {
-        const I both =
-            load_as<I>(values + v / kVectors * panel_bytes + half * 64 + v % kVectors * W * 4);
-        low[v] = both & mask;
-        high[v] = (both >> 4) & mask;
-      }
-      KV_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const I x_low = set1(load_quad(x + r * x_stride + half * 8));
-        const I x_high = set1(load_quad(x + r * x_stride + half * 8 + 4));
+    for (int v = 0; v < V; ++v) {
+      const I w = weight_bytes(values + line * 64, panel_bytes, v);
+      low[v] = Format == KV_INT8 ? w : w & mask;
+      high[v] = (w >> 4) & mask;
+    }
+    KV_UNROLL
+    for (int r = 0; r < R; ++r) {
+      if (Format == KV_INT8) {
+        const I x4 = set1(load_quad(x[r]->values + line * 4));
+        KV_UNROLL
+        for (int v = 0; v < V; ++v) dots[r][v] = dot4_u8(dots[r][v], low[v], x4);
+      } else {
+        const I x_low = set1(load_quad(x[r]->values + line * 8));
+        const I x_high = set1(load_quad(x[r]->values + line * 8 + 4));
         KV_UNROLL
         for (int v = 0; v < V; ++v)
           dots[r][v] = dot4_u4(dot4_u4(dots[r][v], low[v], x_low), high[v], x_high);
@@ -164,44 +177,49 @@ KV_INLINE void group_dots(const uint8_t* values, int64_t panel_bytes, const int8
   }
 }
 
+// The sum over a group is scale_w scale_x (dots - zero totals) + min_w scaled_sum.
 template <int Format, int R, int P>
 void quantised_tile(const Tile& t) {
   constexpr int V = P * kVectors;
   constexpr bool affine = Format == KV_INT4_AFFINE;
-  const QuantisedRows& q = *t.job->quantised;
-  const int64_t groups = q.groups, panel_bytes = t.layout->panel_bytes;
+  const int64_t groups = t.job->quantised->groups, panel_bytes = t.layout->panel_bytes;
   constexpr int64_t group_bytes = kPanel * kGroup / (Format == KV_INT8 ? 1 : 2);
   const uint16_t* weight_scales = reinterpret_cast<const uint16_t*>(t.panel);
   const uint8_t* values = t.panel + t.layout->scale_bytes;
-  const int8_t* x = q.values + t.row * groups * kGroup;
-  const float* scales = q.scales + t.row * groups;
-  const int32_t* minus_sums = q.minus_sums + t.row * groups;
-  const float* scaled_sums = q.scaled_sums + t.row * groups;
+  const float* known_totals = t.totals;
+  const QuantisedGroup* x[R];
+  KV_UNROLL
+  for (int r = 0; r < R; ++r) x[r] = t.job->quantised->data + (t.row + r) * groups;
   F sums[R][V] = {};
   for (int64_t g = 0; g < groups; ++g) {
     I dots[R][V];
     KV_UNROLL
     for (int r = 0; r < R; ++r) {
-      const I start = first_sum<Format>(minus_sums[r * groups + g]);
+      const I start = first_sum<Format>(x[r]->minus_sum);
       KV_UNROLL
       for (int v = 0; v < V; ++v) dots[r][v] = start;
     }
-    group_dots<Format, R, P>(values, panel_bytes, x + g * kGroup, groups * kGroup, dots);
-    values += group_bytes;
+    group_dots<Format, R, V>(values, panel_bytes, x, dots);
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
-      const uint16_t* s =
-          weight_scales + v / kVectors * (panel_bytes / 2) + v % kVectors * W;
+      const uint16_t* s = weight_scales + v / kVectors * (panel_bytes / 2) + v % kVectors * W;
       const F scale = load_half(s);
+      const F total = load(known_totals + v * W);
       F min = {};
       if (affine) min = load_half(s + kPanel);
       KV_UNROLL
       for (int r = 0; r < R; ++r) {
-        sums[r][v] = fma(to_float(dots[r][v]) * scale, set1(scales[r * groups + g]), sums[r][v]);
-        if (affine) sums[r][v] = fma(min, set1(scaled_sums[r * groups + g]), sums[r][v]);
+        F sum = fma(to_float(dots[r][v]) * scale, set1(x[r]->scale), sums[r][v]);
+        sum = fma(total, set1(x[r]->minus_scaled_zero), sum);
+        if (affine) sum = fma(min, set1(x[r]->scaled_sum), sum);
+        sums[r][v] = sum;
       }
     }
+    values += group_bytes;
     weight_scales += kPanel * (affine ? 2 : 1);
+    known_totals += V * W;
+    KV_UNROLL
+    for (int r = 0; r < R; ++r) ++x[r];
   }
   finish(t, sums);
 }
@@ -221,7 +239,7 @@ TileFunction pick(int rows, std::integer_sequence<int, Index...>) {
 }
 
 struct TileRange {
-  int max_rows;
+  int height;
   int panels;
   TileFunction (*of)(int rows);
 };
@@ -231,7 +249,7 @@ constexpr TileRange tile_range() {
   return {R, P, [](int rows) { return pick<Format, P>(rows, std::make_integer_sequence<int, R>()); }};
 }
 
-// Widest first; a tile needs `panels` panels left and is used for at most `max_rows` rows.
+// The wide ones are for few rows.  A tile needs as many panels as it is wide.
 struct FormatTiles {
   TileRange wide, usual, narrow;
 };
@@ -258,13 +276,13 @@ void run_piece(const LinearJob& job, const Layout& layout, int64_t panel, int64_
   const int64_t rows = row_end - row_begin;
   while (panel < panels_end) {
     const int64_t left = panels_end - panel;
-    const TileRange& range = rows <= tiles.wide.max_rows && left >= tiles.wide.panels ? tiles.wide
+    const TileRange& range = rows <= tiles.wide.height && left >= tiles.wide.panels ? tiles.wide
                              : left >= tiles.usual.panels                             ? tiles.usual
                                                                                       : tiles.narrow;
     Tile tile{&job, &layout,
               static_cast<const uint8_t*>(job.matrix->data) + panel * layout.panel_bytes,
               row_begin, panel * kPanel};
-    for (int64_t count = ceil_div(rows, range.max_rows); count > 0; --count) {
+    for (int64_t count = ceil_div(rows, range.height); count > 0; --count) {
       const int height = static_cast<int>(ceil_div(row_end - tile.row, count));
       range.of(height)(tile);
       tile.row += height;
@@ -318,22 +336,10 @@ void run_linear(ThreadPool& pool, const LinearJob* jobs, int job_count, int64_t 
 
 // ---- activations ----
 
-int64_t QuantisedRows::bytes(int64_t rows, int64_t width) {
-  const int64_t groups = ceil_div(width, kGroup);
-  return ceil_div(rows * groups * (kGroup + 12), 64) * 64 + 64;
-}
-
-void QuantisedRows::bind(void* memory, int64_t rows, int64_t width) {
-  groups = ceil_div(width, kGroup);
-  values = static_cast<int8_t*>(memory);
-  scales = reinterpret_cast<float*>(values + rows * groups * kGroup);
-  minus_sums = reinterpret_cast<int32_t*>(scales + rows * groups);
-  scaled_sums = reinterpret_cast<float*>(minus_sums + rows * groups);
-}
-
 void QuantisedRows::quantise_row(int64_t row, const float* x, int64_t width) {
   constexpr int V = kGroup / W;
-  for (int64_t g = 0; g < groups; ++g) {
+  QuantisedGroup* group = data + row * groups;
+  for (int64_t g = 0; g < groups; ++g, ++group) {
     float padded[kGroup];
     const float* source = x + g * kGroup;
     if (width - g * kGroup < kGroup) {
@@ -341,31 +347,38 @@ void QuantisedRows::quantise_row(int64_t row, const float* x, int64_t width) {
       std::memcpy(padded, source, sizeof(float) * (width - g * kGroup));
       source = padded;
     }
-    // As whole numbers the magnitudes order like floats, with NaN above all: it reaches the scale
-    // and so the output, instead of becoming some finite number.
+    // As whole numbers the magnitudes order like floats, with NaN above all.
     I largest = {};
+    F low = {}, high = {};
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
-      const I magnitude = (I)abs(load(source + v * W));
+      const F values = load(source + v * W);
+      const I magnitude = (I)abs(values);
       largest = magnitude > largest ? magnitude : largest;
+      low = min(low, values);
+      high = max(high, values);
     }
     const int32_t bits = reduce_max(largest);
     float amax;
     std::memcpy(&amax, &bits, 4);
-    const float scale = amax / 127.0f;
-    const F inverse = set1(amax < 1e-30f ? 0.0f : 127.0f / amax);
+    const float least = -reduce_max(-low);
+    const float range = reduce_max(high) - least;
+    // What is not finite reaches the scale and so the output, instead of becoming some number.
+    const float scale = range / 254.0f + 0.0f * amax;
+    const float steps = range < 1e-30f ? 0.0f : 254.0f / range;
+    const F zero = round_even(set1(-127.0f - least * steps));
     I sum = {};
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
-      const I q = to_int(round_even(load(source + v * W) * inverse));
-      store_bytes(values + (row * groups + g) * kGroup + v * W, q);
-      sum = sum + q;
+      const F q = round_even(load(source + v * W) * set1(steps)) + zero;
+      const I whole = to_int(min(max(q, set1(-127.0f)), set1(127.0f)));
+      store_bytes(values + (row * groups + g) * kGroup + v * W, whole);
+      sum = sum + whole;
     }
-    const int64_t at = row * groups + g;
     const int32_t total = reduce_add(sum);
-    scales[at] = scale;
-    minus_sums[at] = -total;
-    scaled_sums[at] = scale * static_cast<float>(total);
+    group->scale = scale;
+    group->minus_sum = -total;
+    group->scaled_sum = scale * static_cast<float>(total);
   }
 }
 
@@ -381,7 +394,7 @@ void kv_linear(kv_pool* pool, const kv_matrix* matrix, const float* x, int64_t r
   QuantisedRows quantised;
   if (is_quantised(matrix->format)) {
     memory.resize(QuantisedRows::bytes(rows, matrix->in_features));
-    quantised.bind(memory.data(), rows, matrix->in_features);
+    quantised.bind(memory.data(), matrix->in_features);
     call->run(rows, [&](int64_t row, int) {
       quantised.quantise_row(row, x + row * matrix->in_features, matrix->in_features);
     });

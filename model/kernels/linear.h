@@ -14,18 +14,29 @@
 
 namespace kvserve {
 
-// Rows of activations rounded to int8, one scale per row and group of 32 inputs.  Made once for
-// all the matrices that read the same rows.
+// 32 neighbouring activations of a row rounded to int8, x = scale * (q - zero), and all a tile needs
+// to know of them: one pointer a row, since a tile of many pointers has no registers left for them.
+// The zero point halves the step of values that are all of one sign.
+struct QuantisedGroup {
+  int8_t values[kGroup];   // q in -127..127; zero beyond the end of the row
+  float scale;
+  int32_t minus_sum;       // minus the sum of q
+  float scaled_sum;        // sum of x as rounded: for weights with minima
+  float minus_scaled_zero; // -scale * zero
+};
+
+// Rows of activations rounded once for all the matrices that read them.
 struct QuantisedRows {
   int64_t groups = 0;
-  int8_t* values = nullptr;         // (rows, groups * 32), the last group padded with zeros
-  float* scales = nullptr;          // (rows, groups)
-  int32_t* minus_sums = nullptr;    // (rows, groups), minus the sum of the group's values
-  float* scaled_sums = nullptr;     // (rows, groups), scale times the sum: for weights with minima
+  QuantisedGroup* data = nullptr;  // (rows, groups)
 
-  static int64_t bytes(int64_t rows, int64_t width);
-  // Lays the arrays out in `memory`, bytes(rows, width) of it, 64-byte aligned.
-  void bind(void* memory, int64_t rows, int64_t width);
+  static int64_t bytes(int64_t rows, int64_t width) {
+    return rows * ceil_div(width, kGroup) * static_cast<int64_t>(sizeof(QuantisedGroup));
+  }
+  void bind(void* memory, int64_t width) {
+    groups = ceil_div(width, kGroup);
+    data = static_cast<QuantisedGroup*>(memory);
+  }
   void quantise_row(int64_t row, const float* x, int64_t width);
 };
 

@@ -40,8 +40,9 @@ typedef uint32_t U __attribute__((vector_size(4 * W)));
 constexpr int kPanel = 16;
 constexpr int kVectors = kPanel / W;  // vectors per panel
 
-KV_INLINE F set1(float x) { return F{} + x; }
-KV_INLINE I set1(int32_t x) { return I{} + x; }
+// x - 0 is x for every x, so the compiler drops the subtraction; x + 0 would turn -0 into 0.
+KV_INLINE F set1(float x) { return x - F{}; }
+KV_INLINE I set1(int32_t x) { return x - I{}; }
 
 template <class Vector>
 KV_INLINE Vector load_as(const void* p) {
