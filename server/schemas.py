@@ -7,13 +7,12 @@ business of server.fields; what needs the model (vocabulary, context) of server.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
-from server.errors import InvalidRequestError, UnsupportedValueError
-from server.fields import shorten
+from server.body_errors import explain
 from server.output_schemas import ResponseFormat, StructuredOutputs, ToolChoice, Tools
 
 MAX_N = 128
@@ -80,8 +79,8 @@ class StreamOptions(BaseModel):
     """With `include_usage`: the counts so far in every chunk."""
 
 
-class GenerationBody(Body):
-    """The fields that completions and chat share."""
+class SamplingBody(Body):
+    """The fields that every endpoint shares that generates text."""
 
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     """0 is greedy."""
@@ -91,25 +90,10 @@ class GenerationBody(Body):
     min_p: Annotated[float | None, Field(ge=0, le=1)] = None
     seed: Annotated[int | None, Field(ge=-INT64, lt=INT64)] = None
     """Choice i draws from the stream (seed, i); without one the answer reports the seed drawn."""
-    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
-    max_tokens: Annotated[int | None, Field(ge=0)] = None
-    max_completion_tokens: Annotated[int | None, Field(ge=0)] = None
-    """The same as `max_tokens`."""
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    stop: Stop | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
-    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float | None, Field(gt=0, le=100)] = None
-    logit_bias: Annotated[
-        dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)
-    ] = {}
-    skip_special_tokens: bool = True
-    return_token_ids: bool = False
-    truncate_prompt_tokens: Annotated[int | None, Field(ge=1)] = None
-    """Keep only this many of the prompt's last tokens."""
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
     """Lower runs first."""
     prefix_cache: bool = True
@@ -118,9 +102,29 @@ class GenerationBody(Body):
     """False computes everything anew for every token, to compare."""
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     """Only requests with equal salts share cached prefixes."""
+    stream: bool = False
+
+
+class GenerationBody(SamplingBody):
+    """The fields that completions and chat share."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    max_tokens: Annotated[int | None, Field(ge=0)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=0)] = None
+    """The same as `max_tokens`."""
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+    include_stop_str_in_output: bool = False
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)
+    ] = {}
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=1)] = None
+    """Keep only this many of the prompt's last tokens."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
 
@@ -248,9 +252,7 @@ def parse(schema: type[Parsed], values: Mapping[str, object]) -> Parsed:
         return schema.model_validate(_without_nulls(values))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=True)[0]
-        raise _explain(
-            problem["type"], problem["loc"], problem["input"], problem.get("ctx", {})
-        ) from None
+        raise explain(problem, values) from None
 
 
 def _without_nulls(values: Mapping[str, object]) -> dict[str, object]:
@@ -260,87 +262,3 @@ def _without_nulls(values: Mapping[str, object]) -> dict[str, object]:
         kept = {name: value for name, value in options.items() if value is not None}
         return {**values, "stream_options": kept}
     return dict(values)
-
-
-_TAGS = frozenset({"text", "list", "texts", "ids", "id_lists", "refusal", "mode", "named"})
-_WHOLE_PARAMS = frozenset({"response_format", "structured_outputs"})
-"""Fields that an error names as a whole, wherever in them it is."""
-
-
-def _path(location: Sequence[int | str]) -> str:
-    """`messages[0].content` from pydantic's location, without the names of union members."""
-    path = ""
-    for depth, step in enumerate(location):
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif step in _TAGS and not _is_field(location, depth):
-            continue
-        else:
-            path += f".{step}" if path else step
-    return path
-
-
-def _is_field(location: Sequence[int | str], depth: int) -> bool:
-    """Whether a step named like a tag is the field `text` or `refusal` of a part."""
-    return depth > 0 and location[depth - 1] == location[depth]
-
-
-_BOUNDS = {
-    "greater_than": "must be greater than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "finite_number": "must be a finite number",
-    "int_type": "must be an integer",
-    "int_from_float": "must be an integer",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-    "string_type": "must be a string",
-    "list_type": "must be a list",
-    "union_type": "must be a string or a list",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
-    "literal_error": "must be {expected}",
-    "string_pattern_mismatch": "must match {pattern}",
-    "extra_forbidden": "is not supported",
-}
-
-
-def _explain(
-    kind: str, location: Sequence[int | str], value: object, context: Mapping[str, object]
-) -> InvalidRequestError:
-    """One of pydantic's findings as a sentence."""
-    path = _path(location)
-    param = str(location[0]) if location[0] in _WHOLE_PARAMS else path
-    if kind == "missing":
-        return InvalidRequestError(
-            f"Missing required parameter: '{path}'.", param=param, code="missing_required_parameter"
-        )
-    if kind in ("too_long", "string_too_long"):
-        text = f"'{path}' must have at most {context['max_length']} {_unit(kind)}"
-        return InvalidRequestError(f"{text} (got {_size(value)}).", param=param)
-    if kind in ("too_short", "string_too_short"):
-        return InvalidRequestError(
-            f"'{path}' must not be empty (got {shorten(value)}).", param=param
-        )
-    if kind == "union_tag_not_found":
-        return InvalidRequestError(f"'{path}.type' is missing.", param=f"{param}.type")
-    if kind == "union_tag_invalid":
-        return UnsupportedValueError(
-            f"Unsupported value: '{path}.type' does not support {shorten(context['tag'])} on this "
-            f"server. Only {context['expected_tags']} is supported.",
-            param=f"{param}.type",
-        )
-    if kind == "list_type" and location[-1] in _TAGS:
-        kind = "union_type"
-    sentence = _BOUNDS.get(kind, "is malformed").format(**context)
-    return InvalidRequestError(f"'{path}' {sentence} (got {shorten(value)}).", param=param)
-
-
-def _unit(kind: str) -> str:
-    return "characters" if kind == "string_too_long" else "entries"
-
-
-def _size(value: object) -> int:
-    return len(value) if isinstance(value, (str, list, dict)) else 1
