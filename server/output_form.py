@@ -19,7 +19,7 @@ from server.grammar import Grammar, GrammarCompiler, GrammarError, GrammarSource
 from server.output_schemas import NamedTool
 from server.protocols import ChatTemplate, Tokenizer
 from server.reasoning import CLOSING, OPENING
-from server.schema_preparation import check_pattern, prepare_schema
+from server.schema_preparation import prepare_pattern, prepare_schema
 from server.schemas import ChatBody, GenerationBody
 from server.tool_calls import TOOL_FORMATS, ToolFormat, calls_grammar, format_of_template
 
@@ -291,8 +291,7 @@ def _outputs_rules(body: GenerationBody) -> _AnswerRules:
         return _AnswerRules(param=param, rules=f"answer: CHOICE\nCHOICE: {choices}")
     if outputs.regex is not None:
         regex = outputs.regex
-        _named(param, lambda: check_pattern(regex))
-        slashed = _with_escaped_slashes(regex)
+        slashed = _with_escaped_slashes(_named(param, lambda: prepare_pattern(regex)))
         return _AnswerRules(param=param, rules=f"answer: /{slashed}/")
     assert outputs.grammar is not None
     if "::=" in outputs.grammar:

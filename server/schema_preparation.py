@@ -35,10 +35,19 @@ _KEEPS_OPEN = frozenset(
     {"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties",
      "allOf", "anyOf", "oneOf", "$ref"}
 )  # fmt: skip
-_QUANTIFIER = r"(?:[*+?]|\{\d+(?:,\d*)?\})"
+_STRICT = r"(?:[*+]|\{\d+(?:,\d*)?\})"
+_QUANTIFIER = rf"(?:\?|{_STRICT})"
 _IN_PATTERN = re.compile(
-    rf"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<twice>{_QUANTIFIER}\??{_QUANTIFIER})|.", re.DOTALL
+    rf"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<twice>{_QUANTIFIER}(?:\?{_QUANTIFIER}|{_STRICT}))|.",
+    re.DOTALL,
 )
+
+
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\ud800-\udfff]")
+"""Control characters without a letter of their own, and halves of characters."""
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_ASCII = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]", r"\s": r"[\t\n\x0b\f\r ]"}
+"""Classes that may also stand inside a class."""
 
 
 def prepare_schema(schema: Mapping[str, object]) -> dict[str, object]:
@@ -55,21 +64,31 @@ def prepare_schema(schema: Mapping[str, object]) -> dict[str, object]:
     return {**prepared, "x-guidance": dict(OUTPUT_STYLE)}
 
 
-def check_pattern(pattern: str) -> None:
-    """Refuse a regular expression that repeats a repetition, which engines read differently.
+def prepare_pattern(pattern: str) -> str:
+    r"""Return a regular expression as the engine should read it: \d, \w and \s are ASCII.
+
+    What then matches does so for ECMA-262, which the specification of JSON Schema names, and for
+    Python, whose tables of Unicode are other than the engine's.
 
     Raises:
-        ValueError: It does.
+        ValueError: It repeats a repetition, which engines read differently.
     """
     for part in _IN_PATTERN.finditer(pattern):
         if part["twice"]:
             raise ValueError(f"pattern {pattern[:80]!r} repeats a repetition: {part['twice']!r}")
+    return _ESCAPE.sub(lambda found: _ASCII.get(found[0], found[0]), pattern)
 
 
 def _prepare_one(node: dict[str, object], *, closes: bool) -> dict[str, object]:
     """One schema object, its inner ones prepared already."""
-    for pattern in _patterns(node):
-        check_pattern(pattern)
+    pattern, by_pattern = node.get("pattern"), node.get("patternProperties")
+    if isinstance(pattern, str):
+        node = {**node, "pattern": prepare_pattern(pattern)}
+    if isinstance(by_pattern, Mapping):
+        prepared = {prepare_pattern(name): value for name, value in by_pattern.items()}
+        node = {**node, "patternProperties": prepared}
+    for keyword in ("const", "enum", "properties", "required"):
+        _check_spelling(node.get(keyword))
     known = node.get("format")
     if isinstance(known, str) and known not in _ENFORCED_FORMATS:
         node = {key: value for key, value in node.items() if key != "format"}
@@ -78,12 +97,18 @@ def _prepare_one(node: dict[str, object], *, closes: bool) -> dict[str, object]:
     return node
 
 
-def _patterns(node: Mapping[str, object]) -> Iterator[str]:
-    pattern, properties = node.get("pattern"), node.get("patternProperties")
-    if isinstance(pattern, str):
-        yield pattern
-    if isinstance(properties, Mapping):
-        yield from properties
+def _check_spelling(value: object) -> None:
+    """Refuse text that could only be written with an escape we do not let the model use."""
+    if isinstance(value, str):
+        found = _UNWRITABLE.search(value)
+        if found:
+            raise ValueError(f"it holds the character U+{ord(found[0]):04X}, which is not offered")
+    elif isinstance(value, Mapping):
+        for key in value:
+            _check_spelling(key)
+    elif isinstance(value, list):
+        for item in value:
+            _check_spelling(item)
 
 
 def _is_open_by_omission(node: Mapping[str, object]) -> bool:

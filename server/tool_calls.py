@@ -116,7 +116,9 @@ class ToolCallParser:
 
     def finish(self) -> list[Found]:
         """The answer has ended: return what was held back."""
-        self._say(self._raw + self._pending)
+        held = self._raw + self._pending
+        ends_a_call = self._follows_call and self._format.end.startswith(held)
+        self._say("" if ends_a_call else held)
         self._raw = self._pending = ""
         if self._space and not self.num_calls:
             self._found.append(self._space)
@@ -213,7 +215,15 @@ class ToolCallParser:
             self.num_calls += 1
         arguments = scanner.take_arguments()
         if arguments:
-            self._found.append(ToolCallDelta(index=self.num_calls - 1, arguments=arguments))
+            self._add_arguments(arguments)
+
+    def _add_arguments(self, arguments: str) -> None:
+        """One delta for all that a piece brings."""
+        last = self._found[-1] if self._found else None
+        if isinstance(last, ToolCallDelta) and last.id is None:
+            arguments = last.arguments + arguments
+            self._found.pop()
+        self._found.append(ToolCallDelta(index=self.num_calls - 1, arguments=arguments))
 
     def _leave(self, rest: str) -> None:
         """A call has got its end mark."""
@@ -268,18 +278,21 @@ def _head(tool_format: ToolFormat, name: str) -> str:
 
 def _calls_rule(tool_format: ToolFormat, marks: Mapping[str, str], *, parallel: bool) -> str:
     """The rule for a sequence of calls, bounded."""
-    more = f"{{0,{MAX_PARALLEL_CALLS - 1 if parallel else 0}}}"
+
+    def several(one: str, separator: str) -> str:
+        more = f" ({_literal(separator)} {one}){{0,{MAX_PARALLEL_CALLS - 1}}}"
+        return one + (more if parallel else "")
+
     if tool_format.end:
         begin, end = marks[tool_format.begin], marks[tool_format.end]
         one = f"{begin} {_literal(chr(10))} call {_literal(chr(10))} {end}"
-        return f"marked: {one}\ncalls: marked ({_literal(chr(10))} marked){more}"
+        return f"marked: {one}\ncalls: {several('marked', chr(10))}"
+    if "[" not in tool_format.separators:
+        return f"calls: {several('call', '; ')}"
+    listed = f'"[" {several("call", ", ")} "]"'
     if tool_format.begin:
-        listed = f'"[" call (", " call){more} "]"'
         return f'calls: {marks[tool_format.begin]} (" ")? {listed}'
-    if "[" in tool_format.separators:
-        listed = f'"[" call (", " call){more} "]"'
-        return f"calls: call | {listed}" if parallel else "calls: call"
-    return f'calls: call ("; " call){more}'
+    return f"calls: call | {listed}" if parallel else "calls: call"
 
 
 def _literal(text: str) -> str:
