@@ -13,8 +13,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 
 from model.cost import ForwardCost
 from model.errors import TemplateError
+from server.cache_snapshot import CacheSnapshot
 from server.engine_info import EngineInfo
 from server.request import FinishReason, Request, RequestOutput, TokenLogprob
+from server.timeline import Timeline
 
 BOS, EOS = 256, 257
 SPECIAL = {BOS: b"<bos>", EOS: b"<eos>"}
@@ -122,10 +124,12 @@ class FakeEngine:
             num_cache_tokens=4096,
             block_size=16,
             num_threads=1,
+            num_layers=2,
             num_heads=2,
             cost=COST,
             eos_token_ids=frozenset({EOS}),
         )
+        self.timeline = Timeline(max_events=1)
         self.status = FakeStatus.LOADING
         self.error: str | None = None
         self.step_seconds = 0.0
@@ -139,12 +143,33 @@ class FakeEngine:
     async def start(self) -> None:
         self.status = FakeStatus.READY
 
+    async def cache_snapshot(self) -> CacheSnapshot:
+        """A cache that nobody uses."""
+        return CacheSnapshot(
+            time=0.0,
+            version=0,
+            block_size=self.info.block_size,
+            num_blocks=256,
+            num_free_blocks=256,
+            reusable_block_ids=(),
+            regions=(),
+            num_waiting=0,
+            num_preemptions=0,
+            totals=self.timeline.totals,
+        )
+
     async def stop(self, grace: float) -> None:
         self.status = FakeStatus.DRAINING
         while self.open and grace > 0:
             await asyncio.sleep(0.01)
             grace -= 0.01
         self.stopped = True
+
+    async def attention_weights(
+        self, token_ids: Sequence[int], *, layer: int | None, head: int | None
+    ) -> list[list[float]]:
+        count = len(token_ids)
+        return [[1 / (i + 1)] * (i + 1) + [0.0] * (count - i - 1) for i in range(count)]
 
     async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[RequestOutput, None]:
         self.requests += requests

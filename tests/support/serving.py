@@ -13,10 +13,10 @@ from server.protocols import Engine
 
 
 @contextmanager
-def serving(engine: Engine, **options: object) -> Iterator[str]:
-    """Serve this engine while the block runs; gives the base URL."""
+def serving(engine: Engine, *, port: int = 0, **options: object) -> Iterator[str]:
+    """Serve this engine while the block runs, on a free port if none is named; gives the URL."""
     config = ServerConfig(port=0, log_level="error", **options)
-    bound = open_socket(config.host, 0)
+    bound = open_socket(config.host, port)
     port = bound.getsockname()[1]
     ready = threading.Event()
     server = DrainingServer(engine, config, on_ready=ready.set)

@@ -1,0 +1,97 @@
+"""A real browser without a window, and the page in it as its user sees it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from serving import wait_until
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+_ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",  # containers run the tests as root
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--window-size=1280,1100",
+)
+
+
+def start_browser() -> webdriver.Chrome:
+    """Chromium with its console recorded."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for argument in _ARGUMENTS:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=Service(DRIVER))
+
+
+class Page:
+    """The page at `url` in a tab of the browser."""
+
+    def __init__(self, driver: webdriver.Chrome, url: str) -> None:
+        self.driver = driver
+        driver.get_log("browser")  # what an earlier page said is not ours
+        driver.get(url)
+
+    def find(self, id_: str) -> WebElement:
+        return self.driver.find_element(By.ID, id_)
+
+    def text(self, id_: str) -> str:
+        return str(self.find(id_).get_property("textContent"))
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        assert wait_until(lambda: bool(condition()), 30), f"never happened: {what}"
+
+    def until_live(self) -> None:
+        self.until(lambda: self.text("connection") == "live", "the page is connected")
+
+    def set(self, id_: str, value: object) -> None:
+        script = "document.getElementById(arguments[0]).value = arguments[1]"
+        self.driver.execute_script(script, id_, str(value))
+
+    def ask(self, question: str) -> None:
+        """Type a question and press Enter."""
+        self.find("question").send_keys(question + "\n")
+
+    def said(self) -> list[str]:
+        """All that was said in the chat that is shown."""
+        script = "return [...document.querySelectorAll('.said')].map((row) => row.textContent)"
+        return list(self.driver.execute_script(script))
+
+    def is_streaming(self) -> bool:
+        return bool(self.driver.find_elements(By.CSS_SELECTOR, ".message.streaming"))
+
+    def num_shared(self) -> int:
+        """Shared blocks, as the map is described to who cannot see it."""
+        label = self.find("map").get_attribute("aria-label") or ""
+        return int(label.partition(" held, ")[2].partition(" of them")[0] or 0)
+
+    def num_held(self) -> int:
+        return int(self.text("map-counts").partition(" held")[0] or 0)
+
+    def colours(self, canvas: str) -> int:
+        """How many different colours a canvas shows."""
+        script = """
+          const canvas = document.getElementById(arguments[0]);
+          const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          return new Set(new Uint32Array(data.buffer)).size;
+        """
+        return int(self.driver.execute_script(script, canvas))
+
+    def console_errors(self) -> list[str]:
+        return [
+            entry["message"]
+            for entry in self.driver.get_log("browser")
+            if entry["level"] in {"SEVERE", "WARNING"}
+        ]
