@@ -9,6 +9,7 @@ must look into the engine goes there too, and runs between two steps.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import queue
@@ -180,6 +181,18 @@ class AsyncEngine:
         timeline = self.timeline
         return await self.call(lambda engine: take_snapshot(engine.scheduler, timeline))
 
+    async def attention_weights(
+        self, token_ids: Sequence[int], *, layer: int | None, head: int | None
+    ) -> list[list[float]]:
+        """What each token of a short text attends to; see `Engine.attention_weights`.
+
+        Raises:
+            EngineDeadError: The engine does not run.
+        """
+        return await self.call(
+            lambda engine: engine.attention_weights(token_ids, layer=layer, head=head)
+        )
+
     async def stop(self, grace: float) -> None:
         """Refuse nothing by itself, wait for running requests, then end the rest and the thread.
 
@@ -188,9 +201,9 @@ class AsyncEngine:
         """
         if self.status is EngineStatus.READY:
             self.status = EngineStatus.DRAINING
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace)
-        except TimeoutError:
+        if self._streams:
             open_ids = tuple(self._streams)
             logger.warning("%d requests did not finish within %g s", len(open_ids), grace)
             self._inbox.put(_Abort(open_ids))
