@@ -43,12 +43,14 @@ export function setUpAttention() {
     event.preventDefault();
     byId("attention-status").textContent = "Computing…";
     try {
-      const json = { input: byId("attention-text").value };
+      const json = { prompt: byId("attention-text").value };
       for (const name of ["layer", "head"]) {
         const { value } = byId(`attention-${name}`);
         if (value !== "") json[name] = Number(value);
       }
       result = await getJson("/v1/attention", { json });
+      byId("attention-layer").max = result.num_layers - 1;
+      byId("attention-head").max = result.num_heads - 1;
       inspected = null;
       canvas.hidden = false;
       byId("attention-status").textContent = about(result);

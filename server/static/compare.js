@@ -1,6 +1,6 @@
 // The comparison: the same continuation with the cache and without it, measured by the server.
 
-import { getJson } from "./api.js";
+import { events } from "./api.js";
 import { byId, milliseconds, redrawWhenNeeded, surface, tint } from "./dom.js";
 
 const HEIGHT = 220;
@@ -10,29 +10,45 @@ const EDGE = { left: 58, right: 12, top: 22, bottom: 30 };
 export function setUpComparison() {
   if (!byId("compare-card").hidden) return;
   byId("compare-card").hidden = false;
-  let result = null;
-  const draw = () => result && drawBoth(byId("compare-canvas"), result);
-  redrawWhenNeeded(byId("compare-canvas"), draw);
+  const canvas = byId("compare-canvas");
+  let steps = null;
+  const draw = () => steps && drawBoth(canvas, steps);
+  redrawWhenNeeded(canvas, draw);
   byId("compare-form").addEventListener("submit", async (event) => {
     event.preventDefault();
     const button = byId("compare-form").querySelector("button");
     button.disabled = true;
-    byId("compare-status").textContent = "Measuring; everybody else on this server waits a little…";
+    say("Measuring, first with the cache, then without it…");
+    const line = () => ({ length: [], ms: [] });
+    steps = { cached: line(), uncached: line() };
+    byId("compare-figure").hidden = false;
     try {
       const json = {
         prompt: byId("compare-prompt").value,
         max_tokens: Number(byId("compare-tokens").value),
+        stream: true,
       };
-      result = await getJson("/v1/compare", { json });
-      byId("compare-figure").hidden = false;
-      byId("compare-status").textContent = sentence(result);
-      draw();
+      for await (const step of events("/v1/compare", { json })) {
+        if (step.object === "compare") {
+          steps = step.steps;
+          say(sentence(step));
+        } else {
+          const { length, ms } = steps[step.use_cache ? "cached" : "uncached"];
+          length.push(step.length);
+          ms.push(step.step_ms);
+        }
+        requestAnimationFrame(draw);
+      }
     } catch (error) {
-      byId("compare-status").textContent =
-        error instanceof TypeError ? "The server is gone; nothing was measured." : error.message;
+      if (!steps.cached.length.length) byId("compare-figure").hidden = true;
+      say(error instanceof TypeError ? "The server is gone; nothing was measured." : error.message);
     }
     button.disabled = false;
   });
+}
+
+function say(words) {
+  byId("compare-status").textContent = words;
 }
 
 function sentence(result) {
@@ -48,7 +64,8 @@ function sentence(result) {
 }
 
 /** Step times and their sums, side by side where there is room. */
-function drawBoth(canvas, { steps }) {
+function drawBoth(canvas, steps) {
+  if (!steps.cached.length.length || canvas.clientWidth === 0) return;
   const narrow = canvas.clientWidth < 560;
   const { context, width } = surface(canvas, narrow ? 2 * HEIGHT : HEIGHT);
   const size = narrow ? width : width / 2;
@@ -68,7 +85,7 @@ function drawChart(context, lines, box) {
   const all = [lines.cached, lines.uncached];
   const lengths = all.flatMap((line) => line.length);
   const [first, last] = [Math.min(...lengths), Math.max(...lengths)];
-  const highest = Math.max(...all.flatMap((line) => line.ms));
+  const highest = Math.max(...all.flatMap((line) => line.ms), 1e-3);
   const x = (length) =>
     box.x + EDGE.left + ((box.width - EDGE.left - EDGE.right) * (length - first)) / Math.max(last - first, 1);
   const y = (ms) => box.y + HEIGHT - EDGE.bottom - ((HEIGHT - EDGE.top - EDGE.bottom) * ms) / highest;
