@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -23,13 +23,16 @@ from server.admission import Admission, Ticket
 from server.call import Call
 from server.config import ServerConfig
 from server.connection import EventStream, read_body, unless_gone
+from server.deadline import within
 from server.errors import (
     EngineDeadError,
 )
 from server.fields import Endpoint, judge
 from server.input_processor import InputProcessor
 from server.json_body import parse_object
+from server.metrics import Metrics
 from server.protocols import Engine
+from server.request import RequestOutput
 from server.sampling_inputs import check_token_ids
 from server.streaming import ChatWriter, CompletionWriter, Writer, collect, encode, events
 from server.version import VERSION
@@ -52,11 +55,13 @@ class Api:
     Args:
         engine: Runs the requests.
         config: The limits.
+        metrics: Told what is asked for and what comes of it.
     """
 
-    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+    def __init__(self, engine: Engine, config: ServerConfig, metrics: Metrics) -> None:
         self._engine = engine
         self._config = config
+        self._metrics = metrics
         self._admission = Admission(config.max_num_seqs + config.max_queue)
         self._started = int(time.time())
         self._processor: InputProcessor | None = None
@@ -143,6 +148,11 @@ class Api:
         """Answer 200 while requests are accepted."""
         return _json(answers.Status(status=self._running().status.name.lower()))
 
+    async def metrics(self, request: Request) -> Response:
+        """Show Prometheus what there is to see."""
+        text, media_type = self._metrics.render(request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": media_type})
+
     async def version(self) -> Response:
         """Say which version this is."""
         return _json(answers.Version(version=VERSION))
@@ -201,7 +211,8 @@ class Api:
         return body, (*judged.ignored, *self._inputs.ignored_hints(body))
 
     def _report(self, ignored: Sequence[str], user_agent: str) -> None:
-        """Log each ignored field once for each client program."""
+        """Count the ignored fields, and log each once for each client program."""
+        self._metrics.num_ignored_fields += len(ignored)
         for name in ignored:
             key = (_header_name(name), user_agent[:200])
             if key not in self._reported and len(self._reported) < _MAX_REPORTED:
@@ -224,7 +235,7 @@ class Api:
         try:
             call = await asyncio.to_thread(prepare)
             writer = kind(call, self._engine.tokenizer)
-            outputs = self._engine.generate(call.requests)
+            outputs = self._outputs(call)
             if not call.options.stream:
                 raw = await unless_gone(request.receive, collect(writer, outputs))
                 ticket.release()
@@ -235,6 +246,12 @@ class Api:
             ticket.release()
             raise
         return EventStream(first, rest, headers=_ignored_header(ignored), on_end=ticket.release)
+
+    def _outputs(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
+        """What the engine brings for a call, counted, within the time it is given."""
+        outputs = self._metrics.requests.watch(call, self._engine.generate(call.requests))
+        limit = self._config.request_timeout
+        return outputs if limit is None else within(limit, outputs)
 
     def _card(self) -> answers.ModelCard:
         info = self._running().info

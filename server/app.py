@@ -7,12 +7,15 @@ one error shape.
 from __future__ import annotations
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from server import answers, openapi, schemas
+from server.access import EXPOSED_HEADERS, AccessLog, KeyGate, error_response
 from server.api import Api
+from server.api_keys import ApiKeys
 from server.config import ServerConfig
 from server.errors import (
     ApiError,
@@ -21,14 +24,15 @@ from server.errors import (
     MethodNotAllowedError,
     NotFoundError,
 )
+from server.metrics import Metrics
 from server.page import Page
 from server.protocols import Engine
-from server.streaming import encode
 from server.version import VERSION
 from server.views import Views
 
-_JSON = "application/json"
 _CLIENT_GONE = 499
+_PREFLIGHT_SECONDS = 600
+"""How long a browser remembers what it may send."""
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
@@ -46,7 +50,9 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    _add_routes(app, Api(engine, config))
+    metrics = Metrics(engine)
+    _add_routes(app, Api(engine, config, metrics))
+    _add_gates(app, config, metrics)
     _add_views(app, Views(engine, keep_alive=config.keep_alive_interval), Page())
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way
     app.add_exception_handler(ApiError, _api_error)
@@ -98,11 +104,26 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         ("/version", api.version, answers.Version),
     ):
         app.add_api_route(path, handler, responses=openapi.responses(answer, 503))
+    app.add_api_route("/metrics", api.metrics)
     app.add_api_route(
         "/v1/models/{model_id:path}",
         api.model,
         openapi_extra=openapi.path_parameter("model_id"),
         responses=openapi.responses(answers.ModelCard, 404, 503),
+    )
+
+
+def _add_gates(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
+    """What every request passes before it comes to a handler; the last is met first."""
+    app.add_middleware(KeyGate, keys=ApiKeys.from_config(config))
+    app.add_middleware(AccessLog, metrics=metrics, enabled=config.access_log)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=[site.strip() for site in config.cors_origins.split(",") if site.strip()],
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=EXPOSED_HEADERS,
+        max_age=_PREFLIGHT_SECONDS,
     )
 
 
@@ -120,15 +141,9 @@ def _add_views(app: FastAPI, views: Views, page: Page) -> None:
     app.add_api_route("/static/{name}", page.asset, include_in_schema=False)
 
 
-def _error(error: ApiError) -> Response:
-    return Response(
-        encode(error.body()), error.status, media_type=_JSON, headers=dict(error.headers)
-    )
-
-
 async def _api_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _error(error)
+    return error_response(error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -136,12 +151,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     if error.status_code == NotFoundError.status:
-        return _error(NotFoundError(f"There is no path '{path}' on this server."))
+        return error_response(NotFoundError(f"There is no path '{path}' on this server."))
     if error.status_code == MethodNotAllowedError.status:
         allow = (error.headers or {}).get("Allow", "")
         message = f"'{path}' does not allow {request.method}; use {allow}."
-        return _error(MethodNotAllowedError(message, allow=allow))
-    return _error(InvalidRequestError("The request is malformed."))
+        return error_response(MethodNotAllowedError(message, allow=allow))
+    return error_response(InvalidRequestError("The request is malformed."))
 
 
 async def _client_gone(_request: Request, _cause: Exception) -> Response:
@@ -151,4 +166,4 @@ async def _client_gone(_request: Request, _cause: Exception) -> Response:
 
 async def _unexpected_error(request: Request, _cause: Exception) -> Response:
     """A fault of ours; the log has the traceback, the client a sentence."""
-    return _error(InternalError(f"The server failed to answer {request.url.path[:200]}."))
+    return error_response(InternalError(f"The server failed to answer {request.url.path[:200]}."))

@@ -22,7 +22,7 @@ from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.cache_snapshot import CacheSnapshot, take_snapshot
 from server.engine import Engine, LoadedEngine
-from server.engine_info import EngineInfo
+from server.engine_info import EngineCounts, EngineInfo
 from server.errors import EngineDeadError
 from server.request import FinishReason, Request, RequestOutput
 from server.timeline import Timeline
@@ -101,14 +101,18 @@ class AsyncEngine:
         return self._ready.timeline
 
     @property
-    def num_running(self) -> int:
-        """Requests that take part in the engine's steps."""
-        return self._loaded.engine.scheduler.num_running if self._loaded else 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests handed over that do not run yet."""
-        return max(0, len(self._streams) - self.num_running)
+    def counts(self) -> EngineCounts:
+        """How busy the engine is: numbers read one by one while it goes on."""
+        scheduler = self._ready.engine.scheduler
+        if self.status is EngineStatus.DEAD:  # whatever it still holds will not go on
+            return EngineCounts(num_preemptions=scheduler.num_preemptions)
+        num_running = scheduler.num_running
+        return EngineCounts(
+            num_running=num_running,
+            num_waiting=max(0, len(self._streams) - num_running),
+            cache_usage=scheduler.manager.usage,
+            num_preemptions=scheduler.num_preemptions,
+        )
 
     async def start(self) -> None:
         """Load the model and begin to serve.

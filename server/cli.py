@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from model.errors import ModelError
+from server.access import log_to_stdout
 from server.cli_options import with_options
 from server.config import EngineConfig, ServerConfig
 from server.deployment import open_socket
@@ -54,6 +55,8 @@ Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
 def serve(config: ServerConfig) -> None:
     """Serve a model over HTTP until SIGTERM or Ctrl-C."""
     logging.basicConfig(level=config.log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
+    if config.access_log:
+        log_to_stdout()
     bound = open_socket(config.host, config.port)
     address = f"http://{config.host}:{bound.getsockname()[1]}"
     with _loading(config) as engine:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.errors import ConfigurationError
@@ -106,6 +107,17 @@ class ServerConfig(EngineConfig):
     """Seconds that running requests get to finish after SIGTERM."""
     keep_alive_interval: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 15.0
     """Seconds of silence after which a stream carries a comment."""
+    request_timeout: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    """Seconds a request may take in all; then it ends with an error. No limit if none."""
+    api_key: SecretStr | None = None
+    """A key that clients must send, or several with commas between; better given by the variable
+    or a file than on the command line, where other users of the machine see it."""
+    api_key_file: Path | None = None
+    """A file with more such keys, one on each line."""
+    cors_origins: str = "*"
+    """Web sites, with commas between, whose pages may call this server; * is all, "" is none."""
+    access_log: bool = True
+    """Whether each request is written to standard output as a line of JSON."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least serious message that is logged."""
 

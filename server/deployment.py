@@ -73,6 +73,7 @@ class DrainingServer(uvicorn.Server):
                 create_app(engine, config),
                 log_config=None,  # its messages go where ours go
                 log_level=config.log_level,
+                access_log=False,  # the application writes its own
                 timeout_keep_alive=_IDLE_CONNECTION_SECONDS,
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
                 server_header=False,

@@ -9,6 +9,17 @@ from model.cost import ForwardCost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCounts:
+    """How busy the engine is, and how often it had to take a request's memory away."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    cache_usage: float = 0.0
+    """The held part of the KV cache, from 0 to 1."""
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
     """Facts that do not change while the engine lives."""
 

@@ -8,13 +8,15 @@ KvserveError
     │   ├── UnsupportedParameterError   a field we know and do not serve
     │   ├── UnsupportedValueError       a field we serve, but not at this value
     │   ├── ContextLengthError          more tokens than the context holds
+    │   ├── AuthenticationError         401
     │   ├── NotFoundError               404
     │   ├── ModelNotFoundError          404
     │   ├── MethodNotAllowedError       405
     │   └── BodyTooLargeError           413
     ├── OverloadedError             429, with Retry-After
     ├── EngineDeadError             503: the engine is loading, draining or dead
-    └── InternalError               500
+    ├── InternalError               500
+    └── RequestTimeoutError         504
 
 Messages are sentences for people; they never carry a traceback or a Python repr.
 """
@@ -139,6 +141,18 @@ class ContextLengthError(InvalidRequestError):
         )
 
 
+class AuthenticationError(InvalidRequestError):
+    """The request carries no key, or none that is known."""
+
+    status = 401
+    default_code = "invalid_api_key"
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """How to send a key."""
+        return {"WWW-Authenticate": "Bearer"}
+
+
 class NotFoundError(InvalidRequestError):
     """No such path."""
 
@@ -210,3 +224,25 @@ class InternalError(ApiError):
     """A fault of the server."""
 
     default_code = "internal_error"
+
+
+class RequestTimeoutError(ApiError):
+    """The request took longer than the server allows.
+
+    Args:
+        limit: Seconds it was given.
+    """
+
+    status = 504
+    default_code = "request_timeout"
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(
+            f"The request was ended after the server's limit of {limit:g} seconds. Ask for fewer "
+            "tokens, or start the server with a longer --request-timeout."
+        )
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Clients that retry by themselves would only wait as long again."""
+        return {"X-Should-Retry": "false"}

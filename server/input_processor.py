@@ -17,6 +17,7 @@ from server.call import AnswerOptions, Call, Prompt
 from server.chat_turns import chat_turns
 from server.engine_info import EngineInfo
 from server.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
+from server.exchange import new_call_id
 from server.grammar import GrammarCompiler
 from server.output_form import NO_TOOLS, OutputForm, OutputForms, ToolUse
 from server.protocols import ChatTemplate, Tokenizer
@@ -283,7 +284,7 @@ class InputProcessor:
     ) -> Call:
         """Put the engine's requests together, one for each prompt and choice."""
         prefix = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
-        call_id = f"{prefix}-{secrets.token_hex(16)}"
+        call_id = new_call_id(prefix)
         seed = body.seed if body.seed is not None else secrets.randbits(53)
         param = "messages" if prefix == "chatcmpl" else "prompt"
         requests: list[Request] = []

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from server.cache_snapshot import CacheSnapshot
-from server.engine_info import EngineInfo
+from server.engine_info import EngineCounts, EngineInfo
 from server.request import Request, RequestOutput
 from server.timeline import Timeline
 
@@ -101,6 +101,10 @@ class Engine(Protocol):
     @property
     def timeline(self) -> Timeline:
         """What requests waited for and did."""
+
+    @property
+    def counts(self) -> EngineCounts:
+        """How busy the engine is."""
 
     async def cache_snapshot(self) -> CacheSnapshot:
         """How the cache is divided at this moment."""

@@ -24,6 +24,8 @@ MAX_EVENTS = 1 << 17
 """Events that are kept, 40 bytes each."""
 MAX_FINISHED = 512
 """Requests that are remembered after their end."""
+STEP_SIZES = tuple(1 << power for power in range(15))
+"""Steps are counted by the least of these that is not below their number of tokens."""
 _PACKED = struct.Struct("=ddIIIIII")
 _EVENT = np.dtype(
     [
@@ -149,6 +151,7 @@ class Timeline:
         self.num_changes = 0
         """Rises with everything that happens: who has seen this number has seen it all."""
         self._totals = Totals()
+        self._step_size_counts = [0] * (len(STEP_SIZES) + 1)
         self._max_events = max_events
         self._num_slots = max_events + 1  # the one being written is nobody's to read
         self._ring = bytearray(self._num_slots * _PACKED.size)
@@ -213,6 +216,7 @@ class Timeline:
         totals.num_computed_tokens += batch_tokens
         totals.last_step_seconds = ended - started
         totals.last_batch_size, totals.last_batch_tokens = batch_size, batch_tokens
+        self._step_size_counts[min((batch_tokens - 1).bit_length(), len(STEP_SIZES))] += 1
         for entry in batch.scheduled:
             record = self._records.get(entry.request.request_id)
             if record is None or record.status is not RequestStatus.RUNNING:
@@ -245,6 +249,7 @@ class Timeline:
         while self._finished:
             self._forget(self._finished.popleft())
         self._totals = Totals()
+        self._step_size_counts = [0] * len(self._step_size_counts)
         self.num_changes += 1
 
     def _forget(self, record: RequestRecord) -> None:
@@ -257,6 +262,11 @@ class Timeline:
     def totals(self) -> Totals:
         """A copy of the sums."""
         return replace(self._totals)
+
+    @property
+    def step_size_counts(self) -> list[int]:
+        """How many steps had up to each of STEP_SIZES tokens, and how many had more."""
+        return self._step_size_counts.copy()
 
     def records(self) -> list[RequestRecord]:
         """Copies of all that is remembered of requests, the oldest first."""

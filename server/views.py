@@ -18,6 +18,7 @@ from server.cache_snapshot import describe
 from server.chrome_trace import chrome_trace
 from server.connection import EventStream
 from server.errors import InvalidRequestError, NotFoundError
+from server.exchange import names_of
 from server.protocols import Engine
 from server.streaming import KEEP_ALIVE, encode
 from server.timeline import MAX_FINISHED, Event, EventKind, RequestHistory, RequestRecord
@@ -84,14 +85,14 @@ class Views:
         return _json({"object": "timeline", "data": described})
 
     def _histories(self, request_id: str) -> list[RequestHistory]:
-        """Of a request, or of the call "chatcmpl-1" all choices "chatcmpl-1-0", "chatcmpl-1-1".
+        """Of a request, or all choices of a call or of what the client named so in x-request-id.
 
         Raises:
             NotFoundError: There is none, or none any more.
         """
         timeline = self._engine.timeline
         ids = [record.request_id for record in timeline.records()]
-        wanted = [id_ for id_ in ids if id_ == request_id or id_.rpartition("-")[0] == request_id]
+        wanted = [id_ for id_ in ids if request_id in names_of(id_)]
         found = [history for id_ in wanted if (history := timeline.history(id_)) is not None]
         if not found:
             raise NotFoundError(

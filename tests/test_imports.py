@@ -36,7 +36,17 @@ WITHOUT_TORCH = {
 # What stands beside app are parts of it in files of their own.
 WITH_FASTAPI = {
     f"server.{name}"
-    for name in ("api", "app", "connection", "deployment", "openapi", "page", "streaming", "views")
+    for name in (
+        "access",
+        "api",
+        "app",
+        "connection",
+        "deployment",
+        "openapi",
+        "page",
+        "streaming",
+        "views",
+    )
 }
 PUBLIC_TO_TOOLS = {
     f"server.{name}"

@@ -64,7 +64,7 @@ def test_closing_the_iterator_aborts(loaded):
         await stream.aclose()
         await until(lambda: not loaded.engine.has_work)
         assert loaded.engine.scheduler.manager.usage == 0
-        assert engine.num_waiting == 0
+        assert engine.counts.num_waiting == 0
 
     serving(loaded, scenario)
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from model.cost import ForwardCost
 from model.errors import TemplateError
 from server.cache_snapshot import CacheSnapshot
-from server.engine_info import EngineInfo
+from server.engine_info import EngineCounts, EngineInfo
 from server.request import FinishReason, Request, RequestOutput, TokenLogprob
 from server.timeline import Timeline
 
@@ -142,6 +142,10 @@ class FakeEngine:
 
     async def start(self) -> None:
         self.status = FakeStatus.READY
+
+    @property
+    def counts(self) -> EngineCounts:
+        return EngineCounts(num_running=len(self.open))
 
     async def cache_snapshot(self) -> CacheSnapshot:
         """A cache that nobody uses."""

@@ -1,0 +1,56 @@
+"""Exchange: what is known of the HTTP exchange that the running code belongs to.
+
+The id under which the client and the logs know it, and facts for its line in the access log. It
+travels with the context of the task, into threads and the tasks it starts, so that whoever makes
+a call can name it without being handed anything. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._:=@+-]{1,128}")
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request over HTTP and its answer."""
+
+    request_id: str
+    facts: dict[str, object] = field(default_factory=dict)
+    """Counts and words for the access log; never a text of a prompt or an answer."""
+
+
+CURRENT: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+
+
+def request_id(given: str | None) -> str:
+    """The id of an exchange: the client's if it can stand in a log and a path, else a new one."""
+    if given is not None and _GIVEN_ID.fullmatch(given):
+        return given
+    return secrets.token_hex(16)
+
+
+def new_call_id(prefix: str) -> str:
+    """An id for a call, with the exchange's in it; unique, even if clients repeat theirs.
+
+    Args:
+        prefix: What kind of call it is, such as "chatcmpl"; without a hyphen.
+    """
+    exchange = CURRENT.get()
+    if exchange is None:
+        return f"{prefix}-{secrets.token_hex(16)}"
+    return f"{prefix}-{exchange.request_id}-{secrets.token_hex(4)}"
+
+
+def names_of(engine_request_id: str) -> tuple[str, str, str]:
+    """What an engine request "chatcmpl-<exchange>-1a2b3c4d-0" is known by, the widest last.
+
+    Returns:
+        Its own id, its call's, and its exchange's.
+    """
+    call_id = engine_request_id.rpartition("-")[0]
+    return engine_request_id, call_id, call_id.partition("-")[2].rpartition("-")[0]
