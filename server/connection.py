@@ -67,6 +67,11 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
+def error_event(error: ApiError) -> bytes:
+    """The event that ends a stream which fails."""
+    return event(error.body())
+
+
 class EventStream(Response):
     """Sends server-sent events until they end, fail or the client leaves.
 
@@ -75,6 +80,7 @@ class EventStream(Response):
         rest: The others; closed in the end, whatever happens.
         headers: More headers.
         on_end: Called once when nothing more will be sent.
+        failure: Writes the event that ends a stream which fails.
     """
 
     media_type = "text/event-stream"
@@ -86,10 +92,12 @@ class EventStream(Response):
         *,
         headers: Mapping[str, str],
         on_end: Callable[[], None],
+        failure: Callable[[ApiError], bytes] = error_event,
     ) -> None:
         self._first = first
         self._rest = rest
         self._on_end = on_end
+        self._failure = failure
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -113,11 +121,11 @@ class EventStream(Response):
             async for part in self._rest:
                 await _send_part(send, part)
         except ApiError as error:
-            await _send_part(send, event(error.body()))
+            await _send_part(send, self._failure(error))
         except Exception:
             logger.exception("a stream failed")
             failure = InternalError("The server failed while it wrote this answer.")
-            await _send_part(send, event(failure.body()))
+            await _send_part(send, self._failure(failure))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

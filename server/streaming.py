@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
@@ -23,6 +23,7 @@ from server.answer_parser import AnswerParser, Part
 from server.call import Call
 from server.chat_parts import to_deltas, to_message
 from server.choices import Choice, Piece, ScoredToken, TokenNames, join
+from server.errors import ApiError
 from server.protocols import Tokenizer
 from server.request import FinishReason, RequestOutput
 
@@ -63,6 +64,27 @@ class Writer(abc.ABC):
         ]
         self._num_open = len(call.requests)
         self._index = {request.request_id: i for i, request in enumerate(call.requests)}
+
+    keep_alive: ClassVar[bytes] = KEEP_ALIVE
+    """What is sent in a long silence."""
+
+    def encode(self, answer: BaseModel) -> bytes:
+        """A whole answer as JSON."""
+        return encode(answer)
+
+    def event(self, chunk: BaseModel) -> bytes:
+        """One event of a stream."""
+        return event(chunk)
+
+    def ending(self) -> Iterator[bytes]:
+        """What follows when every choice has ended."""
+        if self.call.options.include_usage:
+            yield self.event(self.usage_chunk())
+        yield DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """What ends a stream that fails."""
+        return event(error.body())
 
     @property
     def finished(self) -> bool:
@@ -275,7 +297,7 @@ async def collect(writer: Writer, outputs: AsyncGenerator[RequestOutput, None]) 
         async for output in outputs:
             index, piece = writer.feed(output)
             pieces[index].append(piece)
-    return encode(writer.answer([join(gained) for gained in pieces]))
+    return writer.encode(writer.answer([join(gained) for gained in pieces]))
 
 
 async def events(
@@ -294,15 +316,14 @@ async def events(
     async with aclosing(outputs):
         async for output in _punctual(outputs, keep_alive):
             if output is None:
-                yield KEEP_ALIVE
+                yield writer.keep_alive
                 continue
             for chunk in writer.chunks(output):
-                yield event(chunk)
+                yield writer.event(chunk)
             if writer.finished:
                 break  # nothing may come between the last token and the usage
-    if writer.call.options.include_usage:
-        yield event(writer.usage_chunk())
-    yield DONE
+    for part in writer.ending():
+        yield part
 
 
 async def _punctual(
