@@ -24,6 +24,7 @@ from server.errors import (
     MethodNotAllowedError,
     NotFoundError,
 )
+from server.experiments import Experiments
 from server.metrics import Metrics
 from server.page import Page
 from server.protocols import Engine
@@ -53,6 +54,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     metrics = Metrics(engine)
     _add_routes(app, Api(engine, config, metrics))
     _add_gates(app, config, metrics)
+    _add_experiments(app, Experiments(engine))
     _add_views(app, Views(engine, keep_alive=config.keep_alive_interval), Page())
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way
     app.add_exception_handler(ApiError, _api_error)
@@ -111,6 +113,16 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         openapi_extra=openapi.path_parameter("model_id"),
         responses=openapi.responses(answers.ModelCard, 404, 503),
     )
+
+
+def _add_experiments(app: FastAPI, experiments: Experiments) -> None:
+    """What lets people try what the cache gains and where a model looks."""
+    for path, handler, body in (
+        ("/v1/compare", experiments.compare, schemas.CompareBody),
+        ("/v1/attention", experiments.attention, schemas.AttentionBody),
+    ):
+        described = openapi.request_body(body)
+        app.add_api_route(path, handler, methods=["POST"], openapi_extra=described)
 
 
 def _add_gates(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:

@@ -330,6 +330,7 @@ def _describe(
         num_threads=num_threads,
         eos_token_ids=loaded.eos_token_ids,
         default_params=loaded.default_params,
+        num_layers=loaded.config.num_layers,
         num_heads=loaded.config.num_heads,
         cost=ForwardCost.of(
             loaded.config,

@@ -38,10 +38,13 @@ class EngineInfo:
     """Tokens that fit in the KV cache."""
     block_size: int
     num_threads: int
+    num_layers: int
     num_heads: int
     """Query heads of a layer."""
     cost: ForwardCost
     """What a forward pass costs."""
+    kernels: str = "torch"
+    """What computes: the native kernels' instruction set, or torch."""
     eos_token_ids: frozenset[int] = frozenset()
     default_params: Mapping[str, float | int] = field(default_factory=dict)
     """Sampling defaults that the checkpoint recommends, such as temperature and top_p."""

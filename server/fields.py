@@ -49,6 +49,8 @@ class Endpoint(enum.Enum):
     MESSAGES = "messages"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
+    COMPARE = "compare"
+    ATTENTION = "attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ TABLE: Mapping[Endpoint, Mapping[str, FieldRule]] = {
     Endpoint.DETOKENIZE: {
         **dict.fromkeys(("model", "tokens", "skip_special_tokens"), works()),
     },
+    Endpoint.COMPARE: dict.fromkeys(("model", "prompt", "max_tokens", "stream"), works()),
+    Endpoint.ATTENTION: dict.fromkeys(("model", "prompt", "layer", "head"), works()),
 }
 """Endpoint -> field -> rule. Null is absent whatever the rule."""
 
@@ -187,6 +191,8 @@ SHAPES: Mapping[Endpoint, Mapping[str, Shape]] = {
     Endpoint.MESSAGES: MESSAGE_SHAPES,
     Endpoint.TOKENIZE: {"messages": _MESSAGE},
     Endpoint.DETOKENIZE: {},
+    Endpoint.COMPARE: {},
+    Endpoint.ATTENTION: {},
 }
 """Endpoint -> field -> the keys that are looked at inside; others are ignored and reported."""
 

@@ -21,6 +21,8 @@ _BODIES: tuple[type[BaseModel], ...] = (
     schemas.ChatBody,
     schemas.TokenizeBody,
     schemas.DetokenizeBody,
+    schemas.CompareBody,
+    schemas.AttentionBody,
     answers.Completion,
     answers.ChatCompletionChunk,
     answers.ErrorAnswer,

@@ -115,5 +115,10 @@ class Engine(Protocol):
     def generate(self, requests: Sequence[Request]) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of all requests as they come; closing the iterator aborts what still runs."""
 
+    async def attention_weights(
+        self, token_ids: Sequence[int], *, layer: int | None, head: int | None
+    ) -> list[list[float]]:
+        """What each token of a short text attends to: a square of rows that sum to 1."""
+
     async def stop(self, grace: float) -> None:
         """Let running requests finish for `grace` seconds, fail the rest, and end."""

@@ -344,10 +344,9 @@ def _is_catching_up(request: Request) -> bool:
 
 def _room(request: Request) -> int:
     """Tokens to make room for at admission: with no cache all, as who catches up cannot grow."""
-    grows = request.use_cache
-    return (
-        len(request.token_ids) if grows else request.num_prompt_tokens + request.params.max_tokens
-    )
+    if request.use_cache:
+        return len(request.token_ids)
+    return request.num_prompt_tokens + request.params.max_tokens
 
 
 def _may_share(request: Request) -> bool:

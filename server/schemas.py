@@ -24,6 +24,8 @@ MAX_STOPS = 256
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 4096
+MAX_COMPARED = 128
+"""Tokens that a comparison generates twice."""
 MAX_MESSAGES = 32_768
 INT64 = 1 << 63
 
@@ -49,6 +51,7 @@ Stop = Annotated[
     | Annotated[Annotated[list[StopString], Field(max_length=MAX_STOPS)], Tag("list")],
     Discriminator(_kind),
 ]
+ShortText = Annotated[str, Field(min_length=1, max_length=16_000)]
 TokenIds = Annotated[list[int], Field(min_length=1)]
 Prompt = Annotated[
     Annotated[str, Tag("text")]
@@ -232,6 +235,26 @@ class DetokenizeBody(Body):
 
     tokens: list[int]
     skip_special_tokens: bool = False
+
+
+class CompareBody(Body):
+    """POST /v1/compare."""
+
+    prompt: ShortText
+    max_tokens: Annotated[int, Field(ge=2, le=MAX_COMPARED)] = 48
+    """Tokens that are generated with the cache, and again without it."""
+    stream: bool = False
+    """Send each step as it is done, and the whole at the end."""
+
+
+class AttentionBody(Body):
+    """POST /v1/attention."""
+
+    prompt: ShortText
+    layer: Annotated[int | None, Field(ge=0)] = None
+    """From 0; the mean of all layers if none."""
+    head: Annotated[int | None, Field(ge=0)] = None
+    """From 0; the mean of all heads if none."""
 
 
 def num_prompts(body: CompletionBody) -> int:
