@@ -142,4 +142,4 @@ def test_comparisons_run_one_at_a_time(client, loaded, monkeypatch):
         assert second.status_code == 429
         assert int(second.headers["Retry-After"]) >= 1
     short = {"prompt": "a", "max_tokens": 2}
-    wait_until(lambda: client.post("/v1/compare", json=short).status_code == 200)
+    assert wait_until(lambda: client.post("/v1/compare", json=short).status_code == 200)
