@@ -35,6 +35,15 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
+class PromptLogprob(BaseModel):
+    """A token that might stand at a position of the prompt."""
+
+    logprob: float
+    rank: int | None
+    """1 is the likeliest; null if it is not among the alternatives asked for."""
+    decoded_token: str
+
+
 class CompletionChoice(BaseModel):
     """One continuation, or the next piece of it."""
 
@@ -45,6 +54,7 @@ class CompletionChoice(BaseModel):
     stop_reason: str | int | None = None
     token_ids: list[int] = []
     prompt_token_ids: list[int] = []
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] = []
 
 
 class Completion(BaseModel):
@@ -128,6 +138,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] = []
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] = []
 
 
 class FunctionDelta(BaseModel):

@@ -31,6 +31,8 @@ class AnswerOptions:
     echo: bool = False
     logprobs: int | None = None
     """Alternatives beside each token; None is no log-probabilities at all."""
+    prompt_logprobs: int | None = None
+    """The same beside each token of the prompt."""
     return_token_ids: bool = False
     skip_special_tokens: bool = True
     include_stop: bool = False

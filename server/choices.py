@@ -105,6 +105,8 @@ class Choice:
         self._started = False
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+        """Complete with the first output, if they were computed."""
 
     def advance(self, output: RequestOutput) -> Piece:
         """Take in what a step brought and return what of it may be shown.
@@ -115,6 +117,7 @@ class Choice:
         _check(output)
         self.num_output_tokens = output.num_output_tokens
         self.num_cached_tokens = output.num_cached_tokens
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         is_first, self._started = not self._started, True
         text = self._echo(output) + output.text if is_first else output.text
         self._shown += len(text)

@@ -7,6 +7,7 @@ Owned by the engine, one per request; knows no chunks and no events.
 from __future__ import annotations
 
 import codecs
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -105,10 +106,8 @@ class StopStrings:
     def __init__(self, stops: Iterable[str]) -> None:
         # Longest first, so that of several that end together the longest is met first.
         self._stops = sorted(set(stops), key=len, reverse=True)
-        self._beginnings = frozenset(
-            stop[:length] for stop in self._stops for length in range(1, len(stop))
-        )
-        self._longest_beginning = max(map(len, self._beginnings), default=0)
+        self._alphabetical = sorted(self._stops)
+        self._longest_beginning = max(map(len, self._stops), default=1) - 1
 
     def find(self, text: str, *, checked: int) -> tuple[str, int] | None:
         """Find the stop string that is complete first, reading character by character.
@@ -131,6 +130,14 @@ class StopStrings:
     def overlap(self, text: str) -> int:
         """Return the length of the longest ending of text that a stop string begins with."""
         for length in range(min(self._longest_beginning, len(text)), 0, -1):
-            if text[-length:] in self._beginnings:
+            if self._is_beginning(text[-length:]):
                 return length
         return 0
+
+    def _is_beginning(self, text: str) -> bool:
+        """Whether a stop string goes on behind this text."""
+        # Those that do follow it in the alphabet, before anything else does: no need to keep a
+        # set of all beginnings, which would grow with the square of their length.
+        index = bisect_right(self._alphabetical, text)
+        following = self._alphabetical[index : index + 1]
+        return any(stop.startswith(text) for stop in following)

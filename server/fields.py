@@ -79,6 +79,7 @@ _GENERATION_WORKS = (
     "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "skip_special_tokens",
     "return_token_ids", "truncate_prompt_tokens", "priority", "stream", "stream_options",
     "prefix_cache", "use_cache", "cache_salt", "response_format", "structured_outputs",
+    "allowed_token_ids", "bad_words", "prompt_logprobs",
 )  # fmt: skip
 _HARMLESS = (
     "user", "safety_identifier", "metadata", "prompt_cache_key", "prompt_cache_retention",
@@ -105,9 +106,6 @@ _SHARED: dict[str, FieldRule] = {
     "num_predict": refused("Use 'max_tokens' instead."),
     "n_predict": refused("Use 'max_tokens' instead."),
     "spaces_between_special_tokens": only([True]),
-    "bad_words": only([[]]),
-    "allowed_token_ids": refused("Use 'logit_bias' instead."),
-    "prompt_logprobs": refused("Use /v1/completions with 'echo' and 'logprobs' instead."),
     # structured output, as other servers spell it
     **dict.fromkeys(
         ("guided_json", "json_schema"),

@@ -22,7 +22,7 @@ from server.grammar import GrammarCompiler
 from server.output_form import NO_TOOLS, OutputForm, OutputForms, ToolUse
 from server.protocols import ChatTemplate, Tokenizer
 from server.request import Request
-from server.sampling_inputs import check_token_ids, max_tokens, sampling_params
+from server.sampling_inputs import bad_word_ids, check_token_ids, max_tokens, sampling_params
 from server.schemas import (
     MAX_SEQUENCES,
     Body,
@@ -286,11 +286,14 @@ class InputProcessor:
         prefix = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
         call_id = new_call_id(prefix)
         seed = body.seed if body.seed is not None else secrets.randbits(53)
+        bad_words = bad_word_ids(body.bad_words, self._tokenizer)
         param = "messages" if prefix == "chatcmpl" else "prompt"
         requests: list[Request] = []
         for prompt in prompts:
             room = self._completion_tokens(body, len(prompt.token_ids), param)
-            params = sampling_params(body, self._info, options=options, seed=seed, max_tokens=room)
+            params = sampling_params(
+                body, self._info, options=options, seed=seed, max_tokens=room, bad_words=bad_words
+            )
             for _ in range(body.n):
                 index = len(requests)
                 request = Request(
@@ -368,6 +371,11 @@ def _truncate(token_ids: list[int], body: GenerationBody) -> list[int]:
 def _answer_options(
     body: GenerationBody, form: OutputForm, *, logprobs: int | None, echo: bool = False
 ) -> AnswerOptions:
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequestError(
+            f"'prompt_logprobs' needs 'stream' to be false (got {body.prompt_logprobs}).",
+            param="prompt_logprobs",
+        )
     usage = bool(body.stream_options.include_usage)
     return AnswerOptions(
         stream=body.stream,
@@ -375,6 +383,7 @@ def _answer_options(
         continuous_usage=usage and bool(body.stream_options.continuous_usage_stats),
         echo=echo,
         logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
         return_token_ids=body.return_token_ids,
         skip_special_tokens=body.skip_special_tokens,
         include_stop=body.include_stop_str_in_output,

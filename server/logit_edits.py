@@ -1,4 +1,4 @@
-"""LogitEdits: what one request's penalties, biases and min_tokens do to its logits.
+"""LogitEdits: what one request's penalties, biases and bans do to its logits.
 
 It remembers which tokens the request holds and grows by those that are new, so a long prompt is
 read once. It never touches a logit that its parameters do not name.
@@ -7,6 +7,7 @@ Owned by the Sampler, on the engine thread.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,6 +32,8 @@ class LogitEdits:
         self.bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self.biases = np.fromiter(params.logit_bias.values(), np.float32)
         self.end_ids = np.array(sorted(end_ids), np.int64)
+        self.allowed_ids = np.array(params.allowed_token_ids, np.int64)
+        self._bad_words = BadWords(params.bad_words)
         # Only the repetition penalty looks at the prompt; without penalties nothing is followed.
         self._next = 0 if params.repetition_penalty != 1.0 else request.num_prompt_tokens
         self._follows = _penalises(params)
@@ -41,7 +44,8 @@ class LogitEdits:
     @staticmethod
     def needed(params: SamplingParams) -> bool:
         """Whether these parameters ever change a logit."""
-        return _penalises(params) or bool(params.logit_bias) or params.min_tokens > 0
+        bans = params.min_tokens > 0 or params.bad_words or params.allowed_token_ids
+        return _penalises(params) or bool(params.logit_bias) or bool(bans)
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
@@ -55,9 +59,14 @@ class LogitEdits:
 
     @property
     def banned_ids(self) -> npt.NDArray[np.int64]:
-        """The end tokens while `min_tokens` is not reached, then none."""
-        reached = self.request.num_output_tokens >= self.request.params.min_tokens
-        return self.end_ids[:0] if reached else self.end_ids
+        """The end tokens while `min_tokens` is not reached, and what would end a bad word."""
+        request = self.request
+        reached = request.num_output_tokens >= request.params.min_tokens
+        ends = self.end_ids[:0] if reached else self.end_ids
+        if not request.params.bad_words:
+            return ends
+        last_ids = self._bad_words.last_ids(request.token_ids, request.num_prompt_tokens)
+        return np.concatenate([ends, np.array(last_ids, np.int64)])
 
     def update(self) -> None:
         """Take in the tokens that were appended to the request since the last call."""
@@ -78,8 +87,39 @@ class LogitEdits:
         return slot
 
 
+class BadWords:
+    """Sequences of tokens that must not be generated.
+
+    Args:
+        words: each at least one token.
+    """
+
+    def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
+        self._single = [word[0] for word in words if len(word) == 1]
+        self._longer: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+        for word in words:
+            if len(word) > 1:
+                self._longer[word[-2]].append(word)
+
+    def last_ids(self, token_ids: Sequence[int], first: int) -> list[int]:
+        """Return the tokens that would complete a word.
+
+        Args:
+            token_ids: the sequence so far.
+            first: where the generated part begins; a word lies wholly in it.
+        """
+        if len(token_ids) == first:
+            return self._single
+        return self._single + [
+            word[-1]
+            for word in self._longer.get(token_ids[-1], ())
+            if len(word) - 1 <= len(token_ids) - first
+            and tuple(token_ids[1 - len(word) :]) == word[:-1]
+        ]
+
+
 def apply_edits(logits: Tensor, rows: Sequence[int], edits: Sequence[LogitEdits]) -> None:
-    """Penalise, bias and ban in place, in this order.
+    """Penalise, bias, ban all that is not allowed, and ban what is not, in place, in this order.
 
     Only the named entries of `logits` are read and written, each by itself, so a row's result
     cannot depend on another row.
@@ -96,6 +136,9 @@ def apply_edits(logits: Tensor, rows: Sequence[int], edits: Sequence[LogitEdits]
     biased = _flat_index(logits, rows, [edit.bias_ids for edit in edits])
     if len(biased):
         flat[biased] += _to_device([edit.biases for edit in edits], logits)
+    for row, edit in zip(rows, edits, strict=True):
+        if len(edit.allowed_ids):
+            _allow_only(logits[row], _to_device([edit.allowed_ids], logits))
     banned = _flat_index(logits, rows, [edit.banned_ids for edit in edits])
     if len(banned):
         flat[banned] = -torch.inf
@@ -121,6 +164,13 @@ def _penalise(logits: Tensor, rows: Sequence[int], edits: Sequence[LogitEdits]) 
     values = flat[index]
     values = torch.where(values < 0, values * repetition, values / repetition)
     flat[index] = values - presence * (counts > 0) - frequency * counts
+
+
+def _allow_only(row: Tensor, allowed: Tensor) -> None:
+    """Ban every token of a row (V,) but these."""
+    kept = row[allowed]
+    row.fill_(-torch.inf)
+    row[allowed] = kept
 
 
 def _penalises(params: SamplingParams) -> bool:

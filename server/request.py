@@ -56,6 +56,10 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=lambda: NO_BIAS)
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that may be chosen; all may if there is none."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that must not be generated: their last is not chosen after the others."""
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     include_stop_str_in_output: bool = False

@@ -11,12 +11,19 @@ from collections.abc import Mapping, Sequence
 from server.call import AnswerOptions
 from server.engine_info import EngineInfo
 from server.errors import InvalidRequestError
+from server.protocols import Tokenizer
 from server.request import NO_BIAS, SamplingParams
 from server.schemas import GenerationBody
 
 
 def sampling_params(
-    body: GenerationBody, info: EngineInfo, *, options: AnswerOptions, seed: int, max_tokens: int
+    body: GenerationBody,
+    info: EngineInfo,
+    *,
+    options: AnswerOptions,
+    seed: int,
+    max_tokens: int,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
     """What the engine is told, the checkpoint's own defaults filled in.
 
@@ -26,6 +33,7 @@ def sampling_params(
         options: Which log-probabilities the answer shows.
         seed: The client's, or the one that was drawn.
         max_tokens: How many tokens may be generated.
+        bad_words: The token ids of the body's.
 
     Raises:
         InvalidRequestError: A token id or `min_tokens` is out of bounds.
@@ -37,6 +45,7 @@ def sampling_params(
             param="min_tokens",
         )
     check_token_ids(body.stop_token_ids, info, "stop_token_ids")
+    check_token_ids(body.allowed_token_ids or (), info, "allowed_token_ids")
     top_p = _default(body.top_p, info, name="top_p", neutral=1.0)
     top_k = int(_default(body.top_k, info, name="top_k", neutral=0))
     return SamplingParams(
@@ -53,6 +62,8 @@ def sampling_params(
             body.repetition_penalty, info, name="repetition_penalty", neutral=1.0
         ),
         logit_bias=_logit_bias(body, info),
+        allowed_token_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
+        bad_words=bad_words,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stop_token_ids=frozenset(body.stop_token_ids),
         include_stop_str_in_output=body.include_stop_str_in_output,
@@ -60,8 +71,32 @@ def sampling_params(
         skip_special_tokens=body.skip_special_tokens,
         shown_token_ids=options.shown_token_ids,
         logprobs=options.logprobs,
-        prompt_logprobs=options.logprobs if options.echo else None,
+        prompt_logprobs=_prompt_logprobs(options),
     )
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The sequences of tokens that spell these words, as vLLM bans them.
+
+    Each word as it begins a text, and as it follows a space if that is another first token and as
+    many tokens; other spellings stay possible.
+    """
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        bare = word.lstrip()
+        first, spaced = (
+            tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")
+        )
+        found += [first] if first else []
+        if spaced and (not first or (spaced[0] != first[0] and len(spaced) == len(first))):
+            found.append(spaced)
+    return tuple(found)
+
+
+def _prompt_logprobs(options: AnswerOptions) -> int | None:
+    """How many alternatives are computed beside each token of the prompt, for whoever asked."""
+    wanted = [options.logprobs if options.echo else None, options.prompt_logprobs]
+    return max((each for each in wanted if each is not None), default=None)
 
 
 def _default(value: float | None, info: EngineInfo, *, name: str, neutral: float) -> float:

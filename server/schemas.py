@@ -24,6 +24,9 @@ MAX_STOPS = 256
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 4096
+MAX_ALLOWED_TOKEN_IDS = 65_536
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_LENGTH = 256
 MAX_COMPARED = 128
 """Tokens that a comparison generates twice."""
 MAX_MESSAGES = 32_768
@@ -46,6 +49,7 @@ def _prompt_kind(value: object) -> str:
 
 Finite = Field(allow_inf_nan=False)
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 Stop = Annotated[
     Annotated[StopString, Tag("text")]
     | Annotated[Annotated[list[StopString], Field(max_length=MAX_STOPS)], Tag("list")],
@@ -122,6 +126,14 @@ class GenerationBody(SamplingBody):
     logit_bias: Annotated[
         dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)
     ] = {}
+    allowed_token_ids: Annotated[
+        list[int] | None, Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)
+    ] = None
+    """The only tokens that may be generated."""
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] = []
+    """Words that are not generated."""
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    """Alternatives shown beside each token of the prompt; not in streams."""
     skip_special_tokens: bool = True
     return_token_ids: bool = False
     truncate_prompt_tokens: Annotated[int | None, Field(ge=1)] = None

@@ -24,6 +24,7 @@ from server.call import Call
 from server.chat_parts import to_deltas, to_message
 from server.choices import Choice, Piece, ScoredToken, TokenNames, join
 from server.errors import ApiError
+from server.prompt_scores import prompt_scores
 from server.protocols import Tokenizer
 from server.request import FinishReason, RequestOutput
 
@@ -53,13 +54,13 @@ class Writer(abc.ABC):
 
     def __init__(self, call: Call, tokenizer: Tokenizer) -> None:
         self.call = call
-        names = TokenNames(
+        self._names = TokenNames(
             tokenizer,
             skip_special_tokens=call.options.skip_special_tokens,
             shown_token_ids=call.options.shown_token_ids,
         )
         self._choices = [
-            Choice(names, call.prompts[index // call.n], call.options)
+            Choice(self._names, call.prompts[index // call.n], call.options)
             for index in range(len(call.requests))
         ]
         self._num_open = len(call.requests)
@@ -146,6 +147,14 @@ class Writer(abc.ABC):
         ids = list(self.call.prompts[index // self.call.n].token_ids)
         return {"prompt_token_ids": ids} if self.call.options.return_token_ids else {}
 
+    def _about_prompt(self, index: int) -> dict[str, Any]:
+        """The token ids and the log-probabilities of a choice's prompt, as far as asked for."""
+        wanted = self.call.options.prompt_logprobs
+        if wanted is None:
+            return self._prompt_ids(index)
+        scores = prompt_scores(self._choices[index].prompt_logprobs, wanted, self._names)
+        return {**self._prompt_ids(index), "prompt_logprobs": scores}
+
     @abc.abstractmethod
     def answer(self, pieces: Sequence[Piece]) -> BaseModel:
         """The whole answer, from one joined piece per choice."""
@@ -173,7 +182,7 @@ class CompletionWriter(Writer):
     def answer(self, pieces: Sequence[Piece]) -> answers.Completion:
         """The whole answer."""
         choices = [
-            self._choice(index, piece, _ending(piece) | self._prompt_ids(index))
+            self._choice(index, piece, _ending(piece) | self._about_prompt(index))
             for index, piece in enumerate(pieces)
         ]
         return self._completion(choices, {"usage": self.usage()})
@@ -228,7 +237,7 @@ class ChatWriter(Writer):
             )
             for index, piece in enumerate(pieces)
         ]
-        more = {**self._common(), **self._prompt_ids(0), "usage": self.usage()}
+        more = {**self._common(), **self._about_prompt(0), "usage": self.usage()}
         return answers.ChatCompletion(object="chat.completion", choices=choices, **more)
 
     def usage_chunk(self) -> answers.ChatCompletionChunk:
