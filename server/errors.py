@@ -132,6 +132,10 @@ class ContextLengthError(InvalidRequestError):
     def __init__(
         self, *, limit: int, prompt: int, completion: int, param: str, exact: bool = True
     ) -> None:
+        self.limit = limit
+        self.prompt = prompt
+        self.completion = completion
+        self.is_exact = exact
         least = "" if exact else "at least "
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, you requested "

@@ -114,22 +114,21 @@ class InputProcessor:
                 param="top_logprobs",
             )
         tools = self._forms.tool_use(body)
-        kwargs = dict(body.chat_template_kwargs)
-        if body.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-        token_ids = self.render(
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            kwargs=kwargs,
-            truncates=body.truncate_prompt_tokens is not None,
-            tools=tools,
-        )
+        token_ids = self._chat_ids(body, tools, truncates=body.truncate_prompt_tokens is not None)
         prompt = Prompt(token_ids=tuple(_truncate(token_ids, body)))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         form = self._forms.form(body, tools, prompt=prompt.token_ids)
         options = _answer_options(body, form, logprobs=logprobs)
         return self._call(body, [prompt], options, form=form)
+
+    def count_tokens(self, body: ChatBody) -> int:
+        """How many tokens the prompt of a chat has, whether they fit or not.
+
+        Raises:
+            InvalidRequestError: The template refuses, or the tools contradict.
+        """
+        self.check_model(body.model)
+        return len(self._chat_ids(body, self._forms.tool_use(body), truncates=True))
 
     def tokenize(self, body: TokenizeBody) -> list[int]:
         """The ids that a completion or a chat of this text would count.
@@ -154,11 +153,19 @@ class InputProcessor:
         """Fields that work where the template reads them, and here it does not."""
         if not isinstance(body, ChatBody):
             return ()
-        template = self._chat_template
-        reads = template is not None and template.mentions("reasoning_effort")
-        effort = () if reads or body.reasoning_effort is None else ("reasoning_effort",)
-        strict = body.tool_choice == "auto" and any(tool.function.strict for tool in body.tools)
-        return (*effort, "tools[].function.strict") if strict else effort
+        unread = [
+            f"chat_template_kwargs.{name}"
+            for name in body.chat_template_kwargs
+            if not self._template_reads(name)
+        ]
+        if body.reasoning_effort is not None and not self._template_reads("reasoning_effort"):
+            unread.append("reasoning_effort")
+        if body.tool_choice == "auto" and any(tool.function.strict for tool in body.tools):
+            unread.append("tools[].function.strict")
+        return tuple(unread)
+
+    def _template_reads(self, name: str) -> bool:
+        return self._chat_template is not None and self._chat_template.mentions(name)
 
     def check_model(self, model: str | None) -> None:
         """Refuse a model that is not served here; none at all means the one there is.
@@ -232,6 +239,20 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"The chat template refuses the messages: {error}", param="messages"
             ) from None
+
+    def _chat_ids(self, body: ChatBody, tools: ToolUse, *, truncates: bool) -> list[int]:
+        """The ids of a chat request's messages; see `render`."""
+        kwargs = dict(body.chat_template_kwargs)
+        if body.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        return self.render(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            kwargs=kwargs,
+            truncates=truncates,
+            tools=tools,
+        )
 
     def _encode_prompt(self, text: str, body: CompletionBody) -> list[int]:
         if body.truncate_prompt_tokens is None:

@@ -37,8 +37,8 @@ WITHOUT_TORCH = {
 WITH_FASTAPI = {
     f"server.{name}"
     for name in (
-        *("access", "api", "app", "connection", "deployment", "experiments"),
-        *("openapi", "page", "streaming", "views"),
+        *("access", "api", "app", "connection", "deployment", "dispatcher", "experiments"),
+        *("openapi", "other_forms", "page", "streaming", "views"),
     )
 }
 PUBLIC_TO_TOOLS = {
