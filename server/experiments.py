@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from server import request as engine_request
 from server import schemas
+from server.admission import Admission, Ticket
 from server.comparison import Comparison, Run
 from server.connection import EventStream, read_body, unless_gone
 from server.errors import (
@@ -54,7 +55,7 @@ class Experiments:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._comparing = False
+        self._comparisons = Admission(1)
 
     async def compare(self, request: Request) -> Response:
         """Generate the same tokens with the cache and without it, and time each step."""
@@ -65,19 +66,19 @@ class Experiments:
             raise ContextLengthError(
                 limit=limit, prompt=len(token_ids), completion=body.max_tokens, param="prompt"
             )
-        self._begin()
+        ticket = self._begin()
         steps = self._compare(token_ids, body.max_tokens)
         try:
             if not body.stream:
                 answer = await unless_gone(request.receive, _last(steps))
-                self._end()
+                ticket.release()
                 return _json(answer)
-            events = _as_events(steps)
+            events = _as_events(steps, ticket)
             first = await unless_gone(request.receive, anext(events))
         except BaseException:
-            self._end()
+            ticket.release()
             raise
-        return EventStream(first, events, headers={}, on_end=self._end)
+        return EventStream(first, events, headers={}, on_end=ticket.release)
 
     async def attention(self, request: Request) -> Response:
         """Show what each token of a short text attends to."""
@@ -128,16 +129,14 @@ class Experiments:
             )
         return token_ids
 
-    def _begin(self) -> None:
-        if self._comparing:
+    def _begin(self) -> Ticket:
+        """Take the one place for a comparison."""
+        if self._comparisons.num_open:
             raise OverloadedError(
                 "Another comparison is running, and they run one at a time. Try again later.",
                 retry_after=_RETRY_SECONDS,
             )
-        self._comparing = True
-
-    def _end(self) -> None:
-        self._comparing = False
+        return self._comparisons.enter(1)
 
     async def _compare(self, token_ids: list[int], num_steps: int) -> StepEvents:
         """Yield each step of both runs, and in the end the comparison."""
@@ -203,11 +202,12 @@ async def _last(steps: StepEvents) -> dict[str, object]:
     return answer
 
 
-async def _as_events(steps: StepEvents) -> AsyncGenerator[bytes, None]:
-    """The steps in the form of a stream."""
+async def _as_events(steps: StepEvents, ticket: Ticket) -> AsyncGenerator[bytes, None]:
+    """The steps in the form of a stream; the place is free when its end can be seen."""
     async with aclosing(steps):
         async for step in steps:
             yield event(step)
+    ticket.release()
     yield _DONE
 
 
