@@ -29,10 +29,13 @@ class CallScanner:
         self._escaped = False
         self._reads_value = False
         self._key = ""
-        self._text = ""
-        """What was read of the current key or value at the top level."""
-        self._arguments = ""
-        self._taken = 0
+        self._text: list[str] = []
+        """Characters of the current key or value at the top level."""
+        self._fresh: list[str] = []
+        """Certain characters of the arguments that were not taken yet."""
+        self._space = ""
+        """White space behind them, part of the arguments once something follows."""
+        self._arguments_began = False
         self._has_arguments = False
         self.name: str | None = None
         """The function, once it is certain."""
@@ -43,12 +46,12 @@ class CallScanner:
     @property
     def is_call(self) -> bool:
         """Whether this is certainly a call: the function is known and its arguments begin."""
-        return self.name is not None and (self.is_complete or self._arguments != "")
+        return self.name is not None and (self.is_complete or self._arguments_began)
 
     def take_arguments(self) -> str:
         """The characters of the arguments that were not taken yet."""
-        taken, self._taken = self._taken, len(self._arguments)
-        return self._arguments[taken:]
+        fresh, self._fresh = self._fresh, []
+        return "".join(fresh)
 
     def push(self, char: str) -> None:
         """Read one character; the first is the opening brace."""
@@ -88,12 +91,20 @@ class CallScanner:
         """Add a character to the key or value it belongs to; pass arguments on at once."""
         if char in _SPACE and not self._text:
             return
-        self._text += char
+        self._text.append(char)
         if not self._reads_value:
             self.is_broken |= self._text[0] != '"'
-        # White space outside strings may be the end; it counts once something follows.
-        elif self._reads_arguments and (char not in _SPACE or self._in_string):
-            self._arguments = self._text
+        elif not self._reads_arguments:
+            return
+        elif char in _SPACE and not self._in_string:
+            self._space += char
+        else:
+            self._say_argument(self._space + char)
+            self._space = ""
+
+    def _say_argument(self, text: str) -> None:
+        self._fresh.append(text)
+        self._arguments_began = True
 
     def _close(self, char: str) -> None:
         if self._depth > 0:
@@ -106,13 +117,14 @@ class CallScanner:
         self.is_broken |= self.name is None
         if not self.is_broken:
             self.is_complete = True
-            self._arguments = self._arguments or "{}"
+            if not self._arguments_began:
+                self._say_argument("{}")
 
     def _separate(self, char: str) -> None:
         if char == ":" and not self._reads_value:
-            key = _parsed(self._text)
+            key = _parsed("".join(self._text))
             self.is_broken |= not isinstance(key, str)
-            self._key, self._text, self._reads_value = str(key), "", True
+            self._key, self._text, self._reads_value = str(key), [], True
         elif char == "," and self._reads_value:
             self._end_value()
             self._reads_value = False
@@ -120,11 +132,11 @@ class CallScanner:
             self.is_broken = True
 
     def _end_value(self) -> None:
-        text, self._text = self._text, ""
+        text, self._text, self._space = "".join(self._text), [], ""
         if self._key == "name" and self.name is None:
             name = _parsed(text)
-            self.is_broken |= name not in self._names
-            self.name = name if isinstance(name, str) and not self.is_broken else None
+            self.name = name if isinstance(name, str) and name in self._names else None
+            self.is_broken |= self.name is None
         elif self._key in _ARGUMENTS and text and not self._has_arguments:
             self._end_arguments(text)
         self._key = ""
@@ -135,7 +147,7 @@ class CallScanner:
             return
         spelt = _parsed(text)
         if isinstance(spelt, str) and isinstance(_parsed(spelt), dict):
-            self._arguments = spelt
+            self._say_argument(spelt)
         else:
             self.is_broken = True
 

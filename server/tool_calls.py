@@ -190,11 +190,10 @@ class ToolCallParser:
         for position, char in enumerate(self._pending):
             scanner.push(char)
             if scanner.is_broken:
+                self._raw += "" if self._started else self._pending[:position]
                 self._pending = self._pending[position:]
                 self._give_up()
                 return True
-            if not self._started:
-                self._raw += char
             if scanner.is_call:
                 self._extend_call(scanner)
             if scanner.is_complete:
@@ -202,6 +201,7 @@ class ToolCallParser:
                 self._step = self._read_between
                 self._started = bool(self._format.end)
                 return True
+        self._raw += "" if self._started else self._pending
         self._pending = ""
         return False
 

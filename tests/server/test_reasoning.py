@@ -1,5 +1,7 @@
 """Thoughts are told apart from the answer, whatever the pieces."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +40,7 @@ def test_pieces_do_not_matter(case, cuts):
     """However an answer is cut, the same comes out."""
     answer, is_open, thoughts, text = case
     edges = [0, *sorted(cut % (len(answer) + 1) for cut in cuts), len(answer)]
-    pieces = [answer[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+    pieces = [answer[start:stop] for start, stop in pairwise(edges)]
     assert read(pieces, is_open) == (thoughts, text)
 
 

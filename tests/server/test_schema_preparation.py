@@ -12,7 +12,9 @@ from server.schema_preparation import MAX_DEPTH, prepare_pattern, prepare_schema
 SCHEMAS = {
     "two": {
         "type": "object",
-        "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "string"}}},
+        "properties": {
+            "a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "string"}},
+        },
         "required": ["a", "b"],
     },
     "open": {"type": "object", "additionalProperties": {"type": "boolean"}},

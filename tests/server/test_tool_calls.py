@@ -1,6 +1,7 @@
 """Calls are found whatever the pieces, everything else stays text, and grammars parse back."""
 
 import json
+from itertools import pairwise
 
 import jsonschema
 import pytest
@@ -27,15 +28,19 @@ NAMES = ("f", "g")
 CASES = [
     (
         HERMES,
-        '<tool_call>\n{"name": "f", "arguments": {"a": "x}\\"{", "b": [1, {}]}}\n</tool_call>\n'
-        '<tool_call>\n{"name":"g","arguments":{}}\n</tool_call>',
+        (
+            '<tool_call>\n{"name": "f", "arguments": {"a": "x}\\"{", "b": [1, {}]}}\n</tool_call>\n'
+            '<tool_call>\n{"name":"g","arguments":{}}\n</tool_call>'
+        ),
         "",
         [("f", '{"a": "x}\\"{", "b": [1, {}]}'), ("g", "{}")],
     ),
     (
         HERMES,
-        'Sure. <b>\n\n<tool_call>{"arguments": {"a" : 1 } , "name": "f"}</tool_call> done '
-        "<tool_call>nope</tool_call> x",
+        (
+            'Sure. <b>\n\n<tool_call>{"arguments": {"a" : 1 } , "name": "f"}</tool_call> done '
+            "<tool_call>nope</tool_call> x"
+        ),
         "Sure. <b> done <tool_call>nope</tool_call> x",
         [("f", '{"a" : 1 }')],
     ),
@@ -113,13 +118,13 @@ def test_pieces_do_not_matter(case, cuts):
     """However an answer is cut, the same comes out."""
     tool_format, answer, *_ = case
     edges = [0, *sorted(cut % (len(answer) + 1) for cut in cuts), len(answer)]
-    pieces = [answer[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+    pieces = [answer[start:stop] for start, stop in pairwise(edges)]
     assert read(tool_format, pieces) == read(tool_format, [answer])
 
 
 MARKS = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", '{"name": "f"', ', "arguments": ',
-     '{"a": 1}', "}", "[", "]", ",", ";", " ", "\n", '"', "\\", ":", "x", "{"]
+    ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", '{"name": "f"',
+     ', "arguments": ', '{"a": 1}', "}", "[", "]", ",", ";", " ", "\n", '"', "\\", ":", "x", "{"]
 )  # fmt: skip
 
 
