@@ -84,8 +84,8 @@ function drawMap(canvas, { tokens, weights }, inspected) {
   measure.font = "12px system-ui, sans-serif";
   const label = Math.ceil(Math.max(...names.map((name) => measure.measureText(name).width))) + 8;
   const cell = Math.max(2, Math.min(LARGEST_CELL, Math.floor((canvas.clientWidth - label) / names.length)));
-  const grid = { cell, left: label, top: label };
-  const { context } = surface(canvas, label + cell * names.length + 2);
+  const grid = { cell, left: label, top: label + 6 };
+  const { context } = surface(canvas, label + 6 + cell * names.length + 2);
   const gap = cell >= 8 ? 1 : 0;
   const fill = (x, y, colour, alpha) => {
     context.globalAlpha = alpha;
@@ -97,7 +97,7 @@ function drawMap(canvas, { tokens, weights }, inspected) {
     const highest = Math.max(...row);
     for (let x = 0; x <= y; x += 1) {
       fill(x, y, empty, 1);
-      fill(x, y, full, row[x] / highest);
+      fill(x, y, full, Math.sqrt(row[x] / highest));
     }
   });
   context.globalAlpha = 1;

@@ -85,7 +85,8 @@ function drawChart(context, lines, box) {
   const all = [lines.cached, lines.uncached];
   const lengths = all.flatMap((line) => line.length);
   const [first, last] = [Math.min(...lengths), Math.max(...lengths)];
-  const highest = Math.max(...all.flatMap((line) => line.ms), 1e-3);
+  // The first step reads the prompt: it is drawn, but what the others take sets the scale.
+  const highest = Math.max(...all.flatMap((line) => line.ms.slice(1)), 1e-3);
   const x = (length) =>
     box.x + EDGE.left + ((box.width - EDGE.left - EDGE.right) * (length - first)) / Math.max(last - first, 1);
   const y = (ms) => box.y + HEIGHT - EDGE.bottom - ((HEIGHT - EDGE.top - EDGE.bottom) * ms) / highest;
@@ -107,12 +108,16 @@ function drawChart(context, lines, box) {
   context.fillText(`${first} tokens`, x(first), box.y + HEIGHT - 10);
   context.textAlign = "right";
   context.fillText(`${last}`, x(last), box.y + HEIGHT - 10);
+  context.save();
+  context.beginPath();
+  context.rect(x(first), y(highest) - 2, x(last) - x(first) + 2, y(0) - y(highest) + 4);
+  context.clip();
   for (const [line, colour] of [[lines.uncached, "without"], [lines.cached, "with"]]) {
     context.beginPath();
     line.length.forEach((length, index) => context.lineTo(x(length), y(line.ms[index])));
     context.lineWidth = 2;
     context.strokeStyle = tint(colour);
     context.stroke();
-    context.lineWidth = 1;
   }
+  context.restore();
 }

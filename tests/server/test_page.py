@@ -221,6 +221,31 @@ def test_timeline_is_drawn(page):
 
 
 @pytest.mark.slow
+def test_comparison_finishes(page):
+    """The comparison is drawn while it runs and ends with how much faster, and the same tokens."""
+    page.set("compare-tokens", 24)
+    page.find("compare-prompt").send_keys("\n")
+    page.until(lambda: page.find("compare-canvas").is_displayed(), "it is drawn")
+    page.until(lambda: "times faster" in page.text("compare-status"), "it ends")
+    assert "The tokens are the same." in page.text("compare-status")
+    assert page.colours("compare-canvas") > 3
+
+
+@pytest.mark.slow
+def test_attention_is_drawn(page):
+    """The attention of a short text is drawn, and arrow keys tell the weights of its cells."""
+    page.set("attention-text", "abc")
+    page.set("attention-layer", 1)
+    page.find("attention-text").send_keys("\n")
+    page.until(lambda: "layer 1, the mean of all heads" in page.text("attention-status"), "a map")
+    assert page.colours("attention-canvas") > 3
+    page.find("attention-canvas").send_keys("\ue015")
+    page.until(lambda: "with 100.0 %" in page.text("attention-status"), "the first weight")
+    page.find("attention-canvas").send_keys("\ue014")
+    page.until(lambda: "cannot look ahead" in page.text("attention-status"), "the causal triangle")
+
+
+@pytest.mark.slow
 def test_refusal_is_shown_in_the_servers_words(page):
     """What the server refuses is shown as it was said, and as text."""
     page.set("max-tokens", 100_000)

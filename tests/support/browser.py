@@ -55,6 +55,7 @@ class Page:
 
     def until_live(self) -> None:
         self.until(lambda: self.text("connection") == "live", "the page is connected")
+        self.until(lambda: self.text("model"), "the page knows the server")
 
     def set(self, id_: str, value: object) -> None:
         script = "document.getElementById(arguments[0]).value = arguments[1]"
