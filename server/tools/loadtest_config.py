@@ -56,7 +56,7 @@ class LoadTestConfig(BaseSettings):
     """What a good request stays within, in milliseconds, such as ttft:200,tpot:50,e2el:3000."""
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     """Seconds without a byte after which a request has failed."""
-    load_seed: int = 0
+    load_seed: Annotated[int, Field(ge=0)] = 0
     """Makes prompts and times repeatable."""
 
     @property

@@ -63,7 +63,7 @@ def random_prompts(count: int, lengths: Lengths, *, seed: int) -> list[Prompt]:
     No two share their first words otherwise, so that a prefix cache gains from nothing but the
     beginning that was asked for.
     """
-    source = random.Random(seed)  # noqa: S311 - no secret depends on it
+    source = _source(seed)
     prefix = source.choices(WORDS, k=lengths.prefix_words)
     prompts = []
     for _ in range(count):
@@ -95,8 +95,13 @@ def read_prompts(path: Path, count: int, *, output_tokens: int, seed: int) -> li
     prompts = [prompt for entry in entries if (prompt := _prompt(entry, output_tokens, path))]
     if not prompts:
         raise ConfigurationError(f"{path} has no prompts")
-    random.Random(seed).shuffle(prompts)  # noqa: S311 - no secret depends on it
+    _source(seed).shuffle(prompts)
     return [prompts[index % len(prompts)] for index in range(count)]
+
+
+def _source(seed: int) -> random.Random:
+    """Random numbers of a seed; through its digits, as a number would count without its sign."""
+    return random.Random(str(seed))  # noqa: S311 - no secret depends on it
 
 
 def _entries(text: str) -> Iterator[object]:
