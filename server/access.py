@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,12 +21,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.api_keys import ApiKeys
 from server.errors import ApiError, AuthenticationError, InternalError
 from server.exchange import CURRENT, Exchange, request_id
+from server.message_errors import message_error, speaks_messages
 from server.metrics import Metrics
 from server.streaming import encode
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("kvserve.access")
 REQUEST_ID = "x-request-id"
+REQUEST_ID_HEADERS = (REQUEST_ID, "request-id")
+"""Where an answer names its exchange, for clients that know only the second."""
 EXPOSED_HEADERS = (REQUEST_ID, "x-ignored-fields", "retry-after")
 """What a page of another site may read of an answer."""
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
@@ -66,7 +70,8 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         exchange = Exchange(request_id(Headers(scope=scope).get(REQUEST_ID)))
-        answer = _Answer(send, exchange.request_id)
+        names = REQUEST_ID_HEADERS if speaks_messages(scope["path"]) else (REQUEST_ID,)
+        answer = _Answer(send, dict.fromkeys(names, exchange.request_id))
         token = CURRENT.set(exchange)
         started = time.perf_counter()
         try:
@@ -75,7 +80,7 @@ class AccessLog:
             logger.exception("request %s failed", exchange.request_id)
             if not answer.status:
                 failure = InternalError(f"The server failed to answer {_shown(scope['path'])}.")
-                await error_response(failure)(scope, receive, answer.send)
+                await error_response(failure, scope["path"])(scope, receive, answer.send)
         finally:
             CURRENT.reset(token)
             self._record(scope, exchange, answer, seconds=time.perf_counter() - started)
@@ -108,18 +113,18 @@ class AccessLog:
 class _Answer:
     """What was sent in one exchange."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self._send = send
-        self._request_id = request_id
+        self._headers = headers
         self.status = 0
         self.num_bytes = 0
         self.is_complete = False
 
     async def send(self, message: Message) -> None:
-        """Pass a message on, with the id in its headers."""
+        """Pass a message on, with more headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)[REQUEST_ID] = self._request_id
+            MutableHeaders(scope=message).update(self._headers)
         elif message["type"] == "http.response.body":
             self.num_bytes += len(message.get("body", b""))
             self.is_complete = not message.get("more_body", False)
@@ -145,15 +150,19 @@ class KeyGate:
         if scope["type"] == "http" and self._keys and not _is_open(scope):
             given = _given_keys(Headers(scope=scope))
             if not any(self._keys.accept(key) for key in given):
-                await error_response(_refusal(given))(scope, receive, send)
+                await error_response(_refusal(given), scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def error_response(error: ApiError) -> Response:
-    """An error as an answer."""
+def error_response(error: ApiError, path: str) -> Response:
+    """An error as an answer, in the shape that clients of this path read."""
+    if speaks_messages(path):
+        body = encode(message_error(error).model_dump())
+    else:
+        body = encode(error.body())
     return Response(
-        encode(error.body()),
+        body,
         error.status,
         media_type="application/json",
         headers=dict(error.headers),

@@ -18,6 +18,7 @@ from server.errors import EngineDeadError
 from server.fields import Endpoint
 from server.metrics import Metrics
 from server.protocols import Engine
+from server.response_answers import InputTokens
 from server.sampling_inputs import check_token_ids
 from server.streaming import ChatWriter, CompletionWriter
 from server.version import VERSION
@@ -62,6 +63,13 @@ class Api:
             num_sequences=body.n,
             ignored=ignored,
         )
+
+    async def chat_tokens(self, request: Request) -> Response:
+        """Count the tokens of a chat's prompt."""
+        body, ignored = await self.dispatcher.read(request, schemas.ChatBody, Endpoint.CHAT)
+        count = await asyncio.to_thread(self.dispatcher.inputs.count_tokens, body)
+        answer = InputTokens(object="response.input_tokens", input_tokens=count)
+        return json_answer(answer, ignored)
 
     async def models(self) -> Response:
         """List the served model."""

@@ -12,7 +12,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from server import answers, openapi, schemas
+from server import (
+    answers,
+    message_answers,
+    message_schemas,
+    openapi,
+    response_answers,
+    response_schemas,
+    schemas,
+)
 from server.access import EXPOSED_HEADERS, AccessLog, KeyGate, error_response
 from server.api import Api
 from server.api_keys import ApiKeys
@@ -26,6 +34,7 @@ from server.errors import (
 )
 from server.experiments import Experiments
 from server.metrics import Metrics
+from server.other_forms import OtherForms
 from server.page import Page
 from server.protocols import Engine
 from server.version import VERSION
@@ -52,7 +61,9 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
         redoc_url=None,
     )
     metrics = Metrics(engine)
-    _add_routes(app, Api(engine, config, metrics))
+    api = Api(engine, config, metrics)
+    _add_routes(app, api)
+    _add_other_forms(app, OtherForms(api.dispatcher))
     _add_gates(app, config, metrics)
     _add_experiments(app, Experiments(engine))
     _add_views(app, Views(engine, keep_alive=config.keep_alive_interval), Page())
@@ -85,6 +96,13 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         ),
     )
     app.add_api_route(
+        "/v1/chat/completions/input_tokens",
+        api.chat_tokens,
+        methods=["POST"],
+        openapi_extra=openapi.request_body(schemas.ChatBody),
+        responses=openapi.responses(response_answers.InputTokens, *bad),
+    )
+    app.add_api_route(
         "/tokenize",
         api.tokenize,
         methods=["POST"],
@@ -113,6 +131,28 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         openapi_extra=openapi.path_parameter("model_id"),
         responses=openapi.responses(answers.ModelCard, 404, 503),
     )
+
+
+def _add_other_forms(app: FastAPI, forms: OtherForms) -> None:
+    """Chats in other words, with the errors that their clients read."""
+    errors = (400, 404, 413, 429, 500, 503)
+    for path, handler, body, good, chunk, bad in (
+        ("/v1/responses", forms.responses, response_schemas.ResponseBody,
+         response_answers.ResponseObject, response_answers.ResponseEvent, answers.ErrorAnswer),
+        ("/v1/responses/input_tokens", forms.response_tokens, response_schemas.ResponseBody,
+         response_answers.InputTokens, None, answers.ErrorAnswer),
+        ("/v1/messages", forms.messages, message_schemas.MessageBody,
+         message_answers.MessageObject, message_answers.MessageEvent, message_answers.MessageError),
+        ("/v1/messages/count_tokens", forms.message_tokens, message_schemas.MessageCountBody,
+         message_answers.MessageTokens, None, message_answers.MessageError),
+    ):  # fmt: skip
+        app.add_api_route(
+            path,
+            handler,
+            methods=["POST"],
+            openapi_extra=openapi.request_body(body),
+            responses=openapi.responses(good, *errors, chunk=chunk, error=bad),
+        )
 
 
 def _add_experiments(app: FastAPI, experiments: Experiments) -> None:
@@ -153,22 +193,23 @@ def _add_views(app: FastAPI, views: Views, page: Page) -> None:
     app.add_api_route("/static/{name}", page.asset, include_in_schema=False)
 
 
-async def _api_error(_request: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """What the router refuses: an unknown path or method."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
+    refusal: ApiError = InvalidRequestError("The request is malformed.")
     if error.status_code == NotFoundError.status:
-        return error_response(NotFoundError(f"There is no path '{path}' on this server."))
-    if error.status_code == MethodNotAllowedError.status:
+        refusal = NotFoundError(f"There is no path '{path}' on this server.")
+    elif error.status_code == MethodNotAllowedError.status:
         allow = (error.headers or {}).get("Allow", "")
         message = f"'{path}' does not allow {request.method}; use {allow}."
-        return error_response(MethodNotAllowedError(message, allow=allow))
-    return error_response(InvalidRequestError("The request is malformed."))
+        refusal = MethodNotAllowedError(message, allow=allow)
+    return error_response(refusal, path)
 
 
 async def _client_gone(_request: Request, _cause: Exception) -> Response:
@@ -178,4 +219,5 @@ async def _client_gone(_request: Request, _cause: Exception) -> Response:
 
 async def _unexpected_error(request: Request, _cause: Exception) -> Response:
     """A fault of ours; the log has the traceback, the client a sentence."""
-    return error_response(InternalError(f"The server failed to answer {request.url.path[:200]}."))
+    path = request.url.path[:200]
+    return error_response(InternalError(f"The server failed to answer {path}."), path)

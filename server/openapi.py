@@ -13,7 +13,14 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from server import answers, schemas
+from server import (
+    answers,
+    message_answers,
+    message_schemas,
+    response_answers,
+    response_schemas,
+    schemas,
+)
 
 _TEMPLATE = "#/components/schemas/{model}"
 _BODIES: tuple[type[BaseModel], ...] = (
@@ -23,8 +30,13 @@ _BODIES: tuple[type[BaseModel], ...] = (
     schemas.DetokenizeBody,
     schemas.CompareBody,
     schemas.AttentionBody,
+    response_schemas.ResponseBody,
+    message_schemas.MessageBody,
+    message_schemas.MessageCountBody,
     answers.Completion,
     answers.ChatCompletionChunk,
+    response_answers.ResponseEvent,
+    message_answers.MessageEvent,
     answers.ErrorAnswer,
 )
 
@@ -42,14 +54,17 @@ def path_parameter(name: str) -> dict[str, Any]:
 
 
 def responses(
-    answer: type[BaseModel], *errors: int, chunk: type[BaseModel] | None = None
+    answer: type[BaseModel],
+    *errors: int,
+    chunk: type[BaseModel] | None = None,
+    error: type[BaseModel] = answers.ErrorAnswer,
 ) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route: its answer, its stream's events, and its errors."""
     good: dict[str, Any] = {"model": answer, "description": "The answer"}
     if chunk is not None:
         good["description"] = "The answer; a stream of such events if `stream` is true"
         good["content"] = {"text/event-stream": {"schema": _reference(chunk)}}
-    bad = {"model": answers.ErrorAnswer, "description": "An error"}
+    bad = {"model": error, "description": "An error"}
     return {200: good, **dict.fromkeys(errors, bad)}
 
 
