@@ -180,7 +180,7 @@ class FunctionCall(BaseModel):
     arguments: str = ""
 
 
-class ToolCall(BaseModel):
+class MadeCall(BaseModel):
     """A call that an assistant message replays."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -205,7 +205,7 @@ class Message(BaseModel):
     content: Content | None = None
     """Text or text parts; only an assistant's may be null."""
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[MadeCall] | None = None
     tool_call_id: str | None = None
 
 
