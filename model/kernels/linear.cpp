@@ -2,6 +2,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,7 @@ struct Tile {
   const uint8_t* panel;  // the first of the tile
   int64_t row;           // likewise
   int64_t column;        // first output
+  const float* totals;   // scaled sums of the weights of each group (groups, outputs of the tile)
 };
 
 template <int R, int V>
@@ -177,8 +179,31 @@ KV_INLINE void group_dots(const uint8_t* values, int64_t panel_bytes,
   }
 }
 
+// The sums of a group's weights times their scale, for one vector of outputs.
+KV_INLINE F scaled_total(I total, const uint16_t* scales) { return to_float(total) * load_half(scales); }
+
+// Fills Tile::totals.  Many rows share them; few rows compute them on the way instead, so that the
+// weights pass by only once.
+template <int Format, int P>
+void compute_totals(const Layout& layout, const uint8_t* panel, float* totals) {
+  constexpr int V = P * kVectors;
+  const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel);
+  for (int64_t g = 0; g < layout.groups; ++g, totals += V * W) {
+    I sums[V];
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) sums[v] = first_total<Format>();
+    group_totals<Format, V>(panel + layout.scale_bytes + g * layout.group_bytes,
+                            layout.panel_bytes, sums);
+    KV_UNROLL
+    for (int v = 0; v < V; ++v)
+      store(totals + v * W, scaled_total(sums[v], scales + v / kVectors * (layout.panel_bytes / 2) +
+                                                      v % kVectors * W));
+    scales += kPanel * (Format == KV_INT4_AFFINE ? 2 : 1);
+  }
+}
+
 // The sum over a group is scale_w scale_x (dots - zero totals) + min_w scaled_sum.
-template <int Format, int R, int P>
+template <int Format, int R, int P, bool KnowsTotals>
 void quantised_tile(const Tile& t) {
   constexpr int V = P * kVectors;
   constexpr bool affine = Format == KV_INT4_AFFINE;
@@ -200,11 +225,15 @@ void quantised_tile(const Tile& t) {
       for (int v = 0; v < V; ++v) dots[r][v] = start;
     }
     group_dots<Format, R, V>(values, panel_bytes, x, dots);
+    I totals[V];
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) totals[v] = first_total<Format>();
+    if (!KnowsTotals) group_totals<Format, V>(values, panel_bytes, totals);
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
       const uint16_t* s = weight_scales + v / kVectors * (panel_bytes / 2) + v % kVectors * W;
       const F scale = load_half(s);
-      const F total = load(known_totals + v * W);
+      const F total = KnowsTotals ? load(known_totals + v * W) : scaled_total(totals[v], s);
       F min = {};
       if (affine) min = load_half(s + kPanel);
       KV_UNROLL
@@ -225,16 +254,17 @@ void quantised_tile(const Tile& t) {
 }
 
 using TileFunction = void (*)(const Tile&);
+using TotalsFunction = void (*)(const Layout&, const uint8_t* panel, float* totals);
 
-template <int Format, int R, int P>
+template <int Format, int R, int P, bool KnowsTotals>
 constexpr TileFunction tile_function() {
   if constexpr (Format == KV_F32 || Format == KV_BF16) return float_tile<Format, R, P>;
-  else return quantised_tile<Format, R, P>;
+  else return quantised_tile<Format, R, P, KnowsTotals>;
 }
 
-template <int Format, int P, int... Index>
+template <int Format, int P, bool KnowsTotals, int... Index>
 TileFunction pick(int rows, std::integer_sequence<int, Index...>) {
-  static constexpr TileFunction table[] = {tile_function<Format, Index + 1, P>()...};
+  static constexpr TileFunction table[] = {tile_function<Format, Index + 1, P, KnowsTotals>()...};
   return table[rows - 1];
 }
 
@@ -242,11 +272,16 @@ struct TileRange {
   int height;
   int panels;
   TileFunction (*of)(int rows);
+  TotalsFunction totals;  // null: the tile needs none
 };
 
-template <int Format, int R, int P>
+template <int Format, int R, int P, bool KnowsTotals>
 constexpr TileRange tile_range() {
-  return {R, P, [](int rows) { return pick<Format, P>(rows, std::make_integer_sequence<int, R>()); }};
+  constexpr auto of = [](int rows) {
+    return pick<Format, P, KnowsTotals>(rows, std::make_integer_sequence<int, R>());
+  };
+  if constexpr (KnowsTotals) return {R, P, of, compute_totals<Format, P>};
+  else return {R, P, of, nullptr};
 }
 
 // The wide ones are for few rows.  A tile needs as many panels as it is wide.
@@ -256,13 +291,15 @@ struct FormatTiles {
 
 template <int Format>
 constexpr FormatTiles quantised_tiles() {
-  return {tile_range<Format, kQuantWideRows, kQuantWidePanels>(),
-          tile_range<Format, kQuantRows, kQuantPanels>(), tile_range<Format, kQuantRows, 1>()};
+  return {tile_range<Format, kQuantWideRows, kQuantWidePanels, false>(),
+          tile_range<Format, kQuantRows, kQuantPanels, true>(),
+          tile_range<Format, kQuantRows, 1, true>()};
 }
 template <int Format>
 constexpr FormatTiles float_tiles() {
-  return {tile_range<Format, kFloatWideRows, kFloatWidePanels>(),
-          tile_range<Format, kFloatRows, kFloatPanels>(), tile_range<Format, kFloatRows, 1>()};
+  return {tile_range<Format, kFloatWideRows, kFloatWidePanels, false>(),
+          tile_range<Format, kFloatRows, kFloatPanels, false>(),
+          tile_range<Format, kFloatRows, 1, false>()};
 }
 
 constexpr FormatTiles kTiles[] = {float_tiles<KV_F32>(), float_tiles<KV_BF16>(),
@@ -274,14 +311,18 @@ void run_piece(const LinearJob& job, const Layout& layout, int64_t panel, int64_
                int64_t row_begin, int64_t row_end) {
   const FormatTiles& tiles = kTiles[job.matrix->format];
   const int64_t rows = row_end - row_begin;
+  thread_local std::vector<float> totals;  // scratch
   while (panel < panels_end) {
     const int64_t left = panels_end - panel;
     const TileRange& range = rows <= tiles.wide.height && left >= tiles.wide.panels ? tiles.wide
                              : left >= tiles.usual.panels                             ? tiles.usual
                                                                                       : tiles.narrow;
-    Tile tile{&job, &layout,
-              static_cast<const uint8_t*>(job.matrix->data) + panel * layout.panel_bytes,
-              row_begin, panel * kPanel};
+    const uint8_t* first = static_cast<const uint8_t*>(job.matrix->data) + panel * layout.panel_bytes;
+    if (range.totals) {
+      totals.resize(layout.groups * range.panels * kPanel);
+      range.totals(layout, first, totals.data());
+    }
+    Tile tile{&job, &layout, first, row_begin, panel * kPanel, totals.data()};
     for (int64_t count = ceil_div(rows, range.height); count > 0; --count) {
       const int height = static_cast<int>(ceil_div(row_end - tile.row, count));
       range.of(height)(tile);
@@ -366,19 +407,20 @@ void QuantisedRows::quantise_row(int64_t row, const float* x, int64_t width) {
     // What is not finite reaches the scale and so the output, instead of becoming some number.
     const float scale = range / 254.0f + 0.0f * amax;
     const float steps = range < 1e-30f ? 0.0f : 254.0f / range;
-    const F zero = round_even(set1(-127.0f - least * steps));
+    const float zero = std::nearbyint(-127.0f - least * steps);
     I sum = {};
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
-      const F q = round_even(load(source + v * W) * set1(steps)) + zero;
+      const F q = round_even(load(source + v * W) * set1(steps)) + set1(zero);
       const I whole = to_int(min(max(q, set1(-127.0f)), set1(127.0f)));
-      store_bytes(values + (row * groups + g) * kGroup + v * W, whole);
+      store_bytes(group->values + v * W, whole);
       sum = sum + whole;
     }
     const int32_t total = reduce_add(sum);
     group->scale = scale;
     group->minus_sum = -total;
-    group->scaled_sum = scale * static_cast<float>(total);
+    group->scaled_sum = scale * (static_cast<float>(total) - zero * kGroup);
+    group->minus_scaled_zero = -scale * zero;
   }
 }
 
