@@ -7,7 +7,7 @@ engine thread (see async_engine). It knows nothing of HTTP and nothing of thread
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -21,12 +21,13 @@ from model.attention_recorder import record_attention
 from model.chat_template import ChatTemplate
 from model.cost import ForwardCost
 from model.loader import LoadedModel, Progress, load_model, resolve_model
-from model.native_library import load_kernels
+from model.native_library import NativeStatus, load_kernels
 from model.ops import attention_backend
 from model.tokenizer import Tokenizer
 from server.cache_plan import CachePlan, plan_cache
 from server.config import EngineConfig
 from server.engine_info import EngineInfo
+from server.grammar import GrammarCompiler
 from server.observed_scheduler import ObservedScheduler
 from server.output_processor import OutputProcessor
 from server.request import (
@@ -40,6 +41,7 @@ from server.resources import available_memory, cpu_count
 from server.runner import ModelRunner
 from server.sampler import Sampler, SamplerOutput
 from server.scheduler import Batch, ScheduledRequest, Scheduler
+from server.text_logits import text_logits
 from server.timeline import Timeline
 from server.token_masks import TokenMasks
 
@@ -139,6 +141,10 @@ class Engine:
         rows: list[list[float]] = weights.tolist()
         return rows
 
+    def text_logits(self, token_ids: Sequence[int]) -> Iterator[tuple[range, Tensor]]:
+        """Logits of every position of a text, some rows at a time; see server.text_logits."""
+        return text_logits(self.scheduler, self._runner, token_ids)
+
     def warm_up(self) -> None:
         """Run the model before the first client waits for it, leaving no trace in the cache."""
         params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
@@ -226,6 +232,7 @@ class LoadedEngine:
     chat_template: ChatTemplate | None
     timeline: Timeline
     """What its requests waited for and did."""
+    grammars: GrammarCompiler
 
 
 def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> LoadedEngine:
@@ -278,11 +285,23 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
     timeline.clear()
     return LoadedEngine(
         engine=engine,
-        info=_describe(loaded, plan, config=config, num_threads=num_threads),
+        info=_describe(loaded, plan, config=config, status=status),
         tokenizer=loaded.tokenizer,
         chat_template=loaded.chat_template,
         timeline=timeline,
+        grammars=_grammar_compiler(loaded),
     )
+
+
+def _grammar_compiler(loaded: LoadedModel) -> GrammarCompiler:
+    """A compiler that has read the vocabulary: later that would hold up everybody."""
+    grammars = GrammarCompiler(
+        loaded.tokenizer,
+        vocab_size=loaded.config.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+    )
+    grammars.read_vocabulary()
+    return grammars
 
 
 def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> tuple[KVCachePool, CachePlan]:
@@ -314,7 +333,7 @@ def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> tuple[KVCacheP
 
 
 def _describe(
-    loaded: LoadedModel, plan: CachePlan, *, config: EngineConfig, num_threads: int
+    loaded: LoadedModel, plan: CachePlan, *, config: EngineConfig, status: NativeStatus
 ) -> EngineInfo:
     return EngineInfo(
         model_name=config.served_model_name or loaded.name,
@@ -327,7 +346,8 @@ def _describe(
         max_model_len=plan.max_model_len,
         num_cache_tokens=plan.num_tokens,
         block_size=plan.block_size,
-        num_threads=num_threads,
+        num_threads=status.threads,
+        kernels="torch" if loaded.native is None else status.path,
         eos_token_ids=loaded.eos_token_ids,
         default_params=loaded.default_params,
         num_layers=loaded.config.num_layers,
