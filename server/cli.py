@@ -32,6 +32,7 @@ from server.terminal_chat import ChatError, TerminalChat, connect
 from server.tools.attention_command import attention
 from server.tools.compare_command import compare
 from server.tools.loadtest_command import loadtest
+from server.tools.perplexity_command import perplexity
 from server.version import VERSION
 
 app = typer.Typer(
@@ -124,7 +125,7 @@ def info(config: EngineConfig) -> None:
         print(f"{name + ':':22}{value}")
 
 
-for tool in (compare, loadtest, attention):
+for tool in (compare, loadtest, attention, perplexity):
     app.command()(tool)
 
 
@@ -159,7 +160,9 @@ async def _generate(engine: Engine, body: Mapping[str, object]) -> None:
     """Start the engine, run one request and print its text as it comes."""
     await engine.start()
     try:
-        inputs = InputProcessor(engine.info, engine.tokenizer, engine.chat_template)
+        inputs = InputProcessor(
+            engine.info, engine.tokenizer, engine.chat_template, grammars=engine.grammars
+        )
         if "messages" in body:
             call = inputs.chat(parse(ChatBody, body))
         else:
