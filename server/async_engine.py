@@ -24,6 +24,7 @@ from server.cache_snapshot import CacheSnapshot, take_snapshot
 from server.engine import Engine, LoadedEngine
 from server.engine_info import EngineCounts, EngineInfo
 from server.errors import EngineDeadError
+from server.grammar import GrammarCompiler
 from server.request import FinishReason, Request, RequestOutput
 from server.timeline import Timeline
 
@@ -94,6 +95,11 @@ class AsyncEngine:
     def chat_template(self) -> ChatTemplate | None:
         """The model's chat template, if it has one; only once it is loaded."""
         return self._ready.chat_template
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles grammars for the model's vocabulary; only once it is loaded."""
+        return self._ready.grammars
 
     @property
     def timeline(self) -> Timeline:

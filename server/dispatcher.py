@@ -74,6 +74,7 @@ class Dispatcher:
                 engine.info,
                 engine.tokenizer,
                 engine.chat_template,
+                grammars=engine.grammars,
                 tool_call_parser=self._config.tool_call_parser,
             )
         return self._processor

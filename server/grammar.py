@@ -157,11 +157,19 @@ class GrammarCompiler:
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
 
-    def _compile(self, source: GrammarSource) -> Grammar:
-        text = _checked(source)
+    def read_vocabulary(self) -> LLTokenizer:
+        """Get ready now rather than for the first grammar: no thread of Python runs meanwhile.
+
+        A vocabulary of 50,000 tokens takes a few tenths of a second, of 260,000 several seconds.
+        """
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
-        matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=parser_limits())
+        return self._vocabulary
+
+    def _compile(self, source: GrammarSource) -> Grammar:
+        text = _checked(source)
+        vocabulary = self.read_vocabulary()
+        matcher = LLMatcher(vocabulary, text, log_level=0, limits=parser_limits())
         if not matcher.is_error():
             matcher.compute_bitmask()  # its first step may be too large for the real vocabulary
         if matcher.is_error():

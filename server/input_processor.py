@@ -51,6 +51,7 @@ class InputProcessor:
         info: Facts about the model.
         tokenizer: The model's.
         chat_template: The model's, if it has one.
+        grammars: Compiles what constrains an answer.
         tool_call_parser: How the model writes tool calls; see ServerConfig.
     """
 
@@ -60,16 +61,14 @@ class InputProcessor:
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
         *,
+        grammars: GrammarCompiler,
         tool_call_parser: str = "auto",
     ) -> None:
         self._info = info
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        compiler = GrammarCompiler(
-            tokenizer, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids
-        )
         self._forms = OutputForms(
-            compiler, tokenizer, chat_template, tool_call_parser=tool_call_parser
+            grammars, tokenizer, chat_template, tool_call_parser=tool_call_parser
         )
 
     def completion(self, body: CompletionBody) -> Call:

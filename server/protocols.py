@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from server.cache_snapshot import CacheSnapshot
 from server.engine_info import EngineCounts, EngineInfo
 from server.request import Request, RequestOutput
 from server.timeline import Timeline
+
+if TYPE_CHECKING:
+    from server.grammar import GrammarCompiler
 
 
 class Tokenizer(Protocol):
@@ -97,6 +100,10 @@ class Engine(Protocol):
     @property
     def chat_template(self) -> ChatTemplate | None:
         """The model's chat template, if it has one."""
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles grammars for the model's vocabulary."""
 
     @property
     def timeline(self) -> Timeline:

@@ -18,7 +18,7 @@ USER = {"role": "user", "content": "hi"}
 def processor(engine: FakeEngine | None = None, **defaults: float) -> InputProcessor:
     engine = engine or FakeEngine()
     info = dataclasses.replace(engine.info, default_params=defaults)
-    return InputProcessor(info, engine.tokenizer, engine.chat_template)
+    return InputProcessor(info, engine.tokenizer, engine.chat_template, grammars=engine.grammars)
 
 
 def completion(prompt: object = "a", **body: object) -> Call:
@@ -141,9 +141,8 @@ def test_messages_become_turns():
         {"role": "tool", "content": "4", "tool_call_id": "1"},
     ).requests[0]
     text = bytes(request.token_ids).decode()
-    assert text == "system:d;user:a\nb;user:;assistant:" + (
-        '{"name": "f", "arguments": {}};tool:4;assistant:'  # in words, as the template has none
-    )
+    call_in_words = '{"name": "f", "arguments": {}}'  # as the template has none
+    assert text == f"system:d;user:a\nb;user:;assistant:{call_in_words};tool:4;assistant:"
 
 
 def test_the_last_turn_can_be_left_open():

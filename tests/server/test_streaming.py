@@ -27,7 +27,9 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def writer(engine: FakeEngine, **body: object):
-    inputs = InputProcessor(engine.info, engine.tokenizer, engine.chat_template)
+    inputs = InputProcessor(
+        engine.info, engine.tokenizer, engine.chat_template, grammars=engine.grammars
+    )
     if "messages" in body:
         return ChatWriter(inputs.chat(parse(ChatBody, body)), engine.tokenizer)
     return CompletionWriter(inputs.completion(parse(CompletionBody, body)), engine.tokenizer)

@@ -15,6 +15,7 @@ from model.cost import ForwardCost
 from model.errors import TemplateError
 from server.cache_snapshot import CacheSnapshot
 from server.engine_info import EngineCounts, EngineInfo
+from server.grammar import GrammarCompiler
 from server.request import FinishReason, Request, RequestOutput, TokenLogprob
 from server.timeline import Timeline
 
@@ -112,6 +113,9 @@ class FakeEngine:
         self.reply = reply if callable(reply) else lambda _request: reply
         self.tokenizer = FakeTokenizer()
         self.chat_template: FakeChatTemplate | None = chat_template or FakeChatTemplate()
+        self.grammars = GrammarCompiler(
+            self.tokenizer, vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS})
+        )
         self.info = EngineInfo(
             model_name="fake",
             root="/models/fake",
