@@ -8,18 +8,17 @@ the request is known to be well-formed.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from server.answer_parser import PLAIN_TEXT, AnswerFormat
+from server.answer_rules import answer_rules, blaming
 from server.errors import InvalidRequestError, UnsupportedValueError
-from server.grammar import Grammar, GrammarCompiler, GrammarError, GrammarSource
+from server.grammar import Grammar, GrammarCompiler, GrammarSource
 from server.output_schemas import NamedTool
 from server.protocols import ChatTemplate, Tokenizer
 from server.reasoning import CLOSING, OPENING
-from server.schema_preparation import prepare_pattern, prepare_schema
+from server.schema_preparation import prepare_schema
 from server.schemas import ChatBody, GenerationBody
 from server.tool_calls import TOOL_FORMATS, ToolFormat, calls_grammar, format_of_template
 
@@ -28,7 +27,6 @@ _NO_PARAMETERS: Mapping[str, object] = {
 }  # fmt: skip
 _TAIL_TOKENS = 16
 """Tokens of a prompt's end that are looked at for an open reasoning tag."""
-Checked = TypeVar("Checked")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +175,7 @@ class OutputForms:
 
     def _grammar(self, body: GenerationBody, tools: ToolUse, *, is_open: bool) -> Grammar | None:
         """The grammar of an answer, thoughts included that the prompt has begun."""
-        answer = _answer_rules(body)
+        answer = answer_rules(body)
         if not tools.is_required and answer is None:
             return None
         param = "tools" if answer is None else answer.param
@@ -195,15 +193,20 @@ class OutputForms:
         if is_open:
             rules.append(self._thoughts_rules())
         start = f"start: {'thoughts ' if is_open else ''}({' | '.join(starts)})"
-        if answer is not None and answer.ebnf and not is_open and starts == ["answer"]:
+        source = GrammarSource(_container("\n".join([start, *rules]), side))
+        if answer is not None and answer.ebnf and "answer" in starts:
+            if is_open or len(starts) > 1:
+                raise UnsupportedValueError(
+                    "'structured_outputs.grammar' in EBNF cannot stand beside tools or thoughts. "
+                    "Write it in Lark instead.",
+                    param=param,
+                )
             source = GrammarSource(answer.ebnf, is_ebnf=True)
-        else:
-            source = GrammarSource(_container("\n".join([start, *rules]), side))
-        return _named(param, lambda: self._compiler.compile(source))
+        return blaming(param, lambda: self._compiler.compile(source))
 
     def _calls_rules(self, tools: ToolUse) -> str:
         assert self.tool_format is not None
-        schemas = _named(
+        schemas = blaming(
             "tools",
             lambda: {name: prepare_schema(schema) for name, schema in tools.schemas.items()},
         )
@@ -235,98 +238,8 @@ class OutputForms:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _AnswerRules:
-    """Lark rules for `answer`, or grammars beside them, and the field that asks for it."""
-
-    param: str
-    rules: str = ""
-    side_grammars: tuple[Mapping[str, object], ...] = ()
-    ebnf: str = ""
-
-
-def _answer_rules(body: GenerationBody) -> _AnswerRules | None:
-    """What the body asks of its text.
-
-    Raises:
-        InvalidRequestError: It asks for two things, or for something malformed.
-    """
-    form, outputs = body.response_format, body.structured_outputs
-    asks = form is not None and form.type != "text"
-    if asks and outputs is not None:
-        raise InvalidRequestError(
-            "'response_format' and 'structured_outputs' exclude each other.",
-            param="structured_outputs",
-        )
-    if form is not None and form.type == "json_object":
-        return _json_rules({"type": "object"}, "response_format")
-    if form is not None and form.type == "json_schema":
-        if form.json_schema is None:
-            raise InvalidRequestError(
-                "Missing required parameter: 'response_format.json_schema'.",
-                param="response_format",
-                code="missing_required_parameter",
-            )
-        return _json_rules(form.json_schema.schema_, "response_format")
-    return None if outputs is None else _outputs_rules(body)
-
-
-def _outputs_rules(body: GenerationBody) -> _AnswerRules:
-    """The one constraint that `structured_outputs` names."""
-    outputs, param = body.structured_outputs, "structured_outputs"
-    assert outputs is not None
-    given = sorted(
-        name.rstrip("_") for name, value in outputs if value is not None and value is not False
-    )
-    if len(given) != 1:
-        raise InvalidRequestError(
-            "'structured_outputs' must have exactly one of json, json_object, regex, choice and "
-            f"grammar (got {', '.join(given) or 'none'}).",
-            param=param,
-        )
-    if outputs.json_ is not None or outputs.json_object:
-        return _json_rules(outputs.json_ or {"type": "object"}, param)
-    if outputs.choice is not None:
-        choices = " | ".join(json.dumps(one, ensure_ascii=False) for one in outputs.choice)
-        return _AnswerRules(param=param, rules=f"answer: CHOICE\nCHOICE: {choices}")
-    if outputs.regex is not None:
-        regex = outputs.regex
-        slashed = _with_escaped_slashes(_named(param, lambda: prepare_pattern(regex)))
-        return _AnswerRules(param=param, rules=f"answer: /{slashed}/")
-    assert outputs.grammar is not None
-    if "::=" in outputs.grammar:
-        return _AnswerRules(param=param, ebnf=outputs.grammar)
-    side = {"name": "answer", "lark_grammar": outputs.grammar}
-    return _AnswerRules(param=param, rules="answer: @answer", side_grammars=(side,))
-
-
-def _json_rules(schema: Mapping[str, object], param: str) -> _AnswerRules:
-    prepared = _named(param, lambda: prepare_schema(schema))
-    return _AnswerRules(param=param, rules=f"answer: %json {json.dumps(prepared)}")
-
-
-def _with_escaped_slashes(regex: str) -> str:
-    """The expression between Lark's slashes: on one line, its own slashes escaped."""
-    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", regex, flags=re.DOTALL)
-    return escaped.replace("\n", "\\n").replace("\r", "\\r")
-
-
 def _container(lark: str, side_grammars: Sequence[Mapping[str, object]]) -> str:
     return json.dumps({"grammars": [{"lark_grammar": lark}, *side_grammars]})
-
-
-def _named(param: str, work: Callable[[], Checked]) -> Checked:
-    """Do something whose failure is the fault of one field.
-
-    Raises:
-        InvalidRequestError: It failed.
-    """
-    try:
-        return work()
-    except (GrammarError, ValueError) as error:
-        raise InvalidRequestError(
-            f"'{param}' cannot be used: {error}.".replace("..", "."), param=param
-        ) from None
 
 
 def _description(tools: ToolUse, tool_format: ToolFormat) -> str:
