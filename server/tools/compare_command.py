@@ -26,6 +26,7 @@ from server.tools.command_line import (
 from server.tools.compare_figure import draw_comparison
 from server.tools.plots import check_plottable
 
+Rows = Sequence[Mapping[str, Any]]
 _PROMPT = "Once upon a time, in a small town by the sea,"
 
 
@@ -66,7 +67,8 @@ def compare(
         token_ids = loaded.tokenizer.encode(prompt)
         measured = CacheComparison(loaded, token_ids, progress=show).run(chosen, whole=whole)
     facts, answer = describe(loaded), measured.to_json(chosen)
-    _show(Console(), measured, answer["rows"], caption(facts))
+    rows = [measured.row(length) for length in chosen]
+    _show(Console(), measured, rows, caption(facts))
     write_json(json_path, {**facts, **answer})
     if figure is not None:
         draw_comparison(measured, chosen, subtitle=caption(facts), path=figure)
@@ -84,16 +86,17 @@ def _numbers(text: str) -> list[int]:
     return sorted(map(int, set(parts)))
 
 
-def _show(console: Console, measured: Comparison, rows: Any, where: str) -> None:  # noqa: ANN401 - JSON
-    """Print the table, and in words what it means."""
-    table = Table(title=f"{where}: one step, and the whole answer up to it", header_style="bold")
-    for heading in ("tokens", "step", "without", "", "answer", "without", "", "cache held"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("GFLOP", "without", "GB moved", "without"):
-        table.add_column(heading, justify="right", no_wrap=True, style="dim")
+def _show(console: Console, measured: Comparison, rows: Rows, where: str) -> None:
+    """Print the times, the work behind them, and in words what they mean."""
+    console.print(f"\n[bold]What the KV cache gains[/bold], {where}\n", highlight=False)
+    times = _table("tokens", "one step", "without", "faster", "answer", "without", "faster")
+    work = _table("tokens", "cache held", "GFLOP a step", "without", "GB moved", "without")
     for row in rows:
-        table.add_row(*_cells(row))
-    console.print(table)
+        times.add_row(*_times(row))
+        work.add_row(*_work(row))
+    console.print(times)
+    console.print("What a step must compute and move at least, from the configuration:")
+    console.print(work)
     _show_growth(console, measured)
     different = measured.first_difference
     count = len(measured.uncached.lengths)
@@ -103,7 +106,14 @@ def _show(console: Console, measured: Comparison, rows: Any, where: str) -> None
         console.print(f"[red]The tokens differ from the step of {different} tokens on.[/red]")
 
 
-def _cells(row: Mapping[str, Any]) -> Sequence[str]:
+def _table(*headings: str) -> Table:
+    table = Table(header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _times(row: Mapping[str, Any]) -> Sequence[str]:
     cached, uncached = row["cached"], row["uncached"]
     about = "~" if uncached["total_is_estimate"] else ""
     return (
@@ -114,9 +124,16 @@ def _cells(row: Mapping[str, Any]) -> Sequence[str]:
         f"{cached['total_ms'] / 1000:,.2f} s",
         f"{about}{uncached['total_ms'] / 1000:,.2f} s",
         f"{about}{row['total_speedup']:.1f}x",
+    )
+
+
+def _work(row: Mapping[str, Any]) -> Sequence[str]:
+    sides = row["cached"], row["uncached"]
+    return (
+        f"{row['length']:,}",
         f"{row['cache_bytes'] / 2**20:.2f} MiB",
-        *(f"{side['step_flops'] / 1e9:,.2f}" for side in (cached, uncached)),
-        *(f"{side['step_bytes'] / 1e9:,.3f}" for side in (cached, uncached)),
+        *(f"{side['step_flops'] / 1e9:,.2f}" for side in sides),
+        *(f"{side['step_bytes'] / 1e9:,.3f}" for side in sides),
     )
 
 

@@ -95,8 +95,9 @@ def _draw_speedup(axes: Axes, comparison: Comparison, lengths: Sequence[int]) ->
         heights = [float(str(comparison.row(length)[name])) for length in lengths]
         bars = axes.bar(places + offset, heights, width=0.36, color=colour, label=label)
         for bar, height in zip(bars, heights, strict=True):
+            digits = 1 if height < 9.5 and len(lengths) < 5 else 0
             axes.annotate(
-                f"{height:.0f}{TIMES}" if height >= 9.5 else f"{height:.1f}{TIMES}",
+                f"{height:.{digits}f}{TIMES}",
                 (bar.get_x() + bar.get_width() / 2, height),
                 xytext=(0, 4),
                 textcoords="offset points",
