@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.cache_snapshot import describe
+from server.cache_snapshot import CacheSnapshot, describe
 from server.chrome_trace import chrome_trace
 from server.connection import EventStream
 from server.errors import InvalidRequestError, NotFoundError
@@ -26,7 +26,8 @@ from server.timeline import MAX_FINISHED, Event, EventKind, RequestHistory, Requ
 FRAME_SECONDS = 0.1
 """Time between two frames of the stream, at least."""
 _MAX_SHARE = 0.05
-"""Of the event loop's time that making frames may take."""
+"""Of the time that may be spent on making frames."""
+_JSON = "application/json"
 _FORMATS = ("json", "chrome")
 
 
@@ -54,7 +55,8 @@ class Views:
 
     async def kv(self) -> Response:
         """Every region of the cache now."""
-        return _json(describe(await self._engine.cache_snapshot()))
+        snapshot = await self._engine.cache_snapshot()
+        return Response(await asyncio.to_thread(_encode, snapshot), media_type=_JSON)
 
     async def kv_stream(self) -> Response:
         """The same as server-sent events, whenever something has changed."""
@@ -127,14 +129,19 @@ class Views:
         self._fresh_until = 0.0
         snapshot = await self._engine.cache_snapshot()
         started = time.monotonic()
-        frame = Frame(snapshot.version, encode(describe(snapshot)))
+        frame = Frame(snapshot.version, await asyncio.to_thread(_encode, snapshot))
         ended = time.monotonic()
         self._fresh_until = ended + max(FRAME_SECONDS / 2, (ended - started) / _MAX_SHARE)
         return frame
 
 
+def _encode(snapshot: CacheSnapshot) -> bytes:
+    """A snapshot as JSON; takes its time when there are many blocks."""
+    return encode(describe(snapshot))
+
+
 def _json(body: dict[str, object]) -> Response:
-    return Response(encode(body), media_type="application/json")
+    return Response(encode(body), media_type=_JSON)
 
 
 def _describe_request(record: RequestRecord, wall_clock_offset: float) -> dict[str, object]:

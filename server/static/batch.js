@@ -43,7 +43,7 @@ function describe(region, colour, companions) {
   const others = [...(companions.get(region.request_id) ?? [])];
   const shared = region.num_shared_blocks
     ? ` · ${plural(region.num_shared_blocks, "block")} shared with ${
-        others.length > 2 ? `${others.length} others` : others.map(shortId).join(" and ")}`
+        others.length > 1 ? `${others.length} others` : shortId(others[0])}`
     : "";
   return element(
     "li",

@@ -20,7 +20,11 @@ export async function watch(onFrame, onConnect) {
           show("live");
           onConnect();
         }
-        onFrame(frame);
+        try {
+          onFrame(frame);
+        } catch (error) {
+          reportError(error); // a fault of the page is not a fault of the server
+        }
       }
     } catch (error) {
       if (error instanceof Refusal) words = error.message;

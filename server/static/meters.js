@@ -2,7 +2,8 @@
 
 import { byId, milliseconds, redrawWhenNeeded, surface, tint } from "./dom.js";
 
-const WINDOW = 1; // seconds over which a rate is taken
+const WINDOW = 1; // seconds over which a rate is taken, where frames come that often
+const LONGEST_WINDOW = 5;
 const HISTORY = 60; // seconds that the line shows
 const HEIGHT = 64;
 
@@ -42,7 +43,8 @@ export class Meters {
     while (this.#seen.length > 1 && this.#seen[1].time < now - WINDOW) this.#seen.shift();
     const first = this.#seen[0];
     const last = this.#seen.at(-1);
-    const fresh = last && last.time > now - WINDOW;
+    const gap = this.#seen.length > 1 ? last.time - this.#seen.at(-2).time : 0;
+    const fresh = last && last.time > now - Math.min(Math.max(WINDOW, 2 * gap), LONGEST_WINDOW);
     const rate = fresh && last !== first ? (last.tokens - first.tokens) / Math.max(now - first.time, WINDOW) : 0;
     this.#points.push({ time: now, rate });
     this.#points = this.#points.filter((point) => point.time > now - HISTORY);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cache.manager import KVCacheManager
 from server.observed_scheduler import ObservedScheduler
 from server.request import FinishReason
-from server.scheduler import Batch
+from server.scheduler import Batch, Scheduler
 from server.timeline import Timeline
 
 BLOCK_SIZE = 4
@@ -24,7 +24,7 @@ def observed_scheduler(
     )
 
 
-def step(scheduler: ObservedScheduler) -> Batch | None:
+def step(scheduler: Scheduler) -> Batch | None:
     """Schedule, pretend to compute, choose token 7, commit, finish."""
     batch = scheduler.schedule()
     if batch is None:
