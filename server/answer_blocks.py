@@ -7,6 +7,7 @@ the model wrote them, opened and closed one after the other. Knows no wire forma
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -69,9 +70,11 @@ class BlockReader:
         self._open: Block | None = None
         self._num_pending_tokens = 0
         """Tokens whose text the parser has held back."""
+        self._thinks = False
+        """Whether the last part was a thought."""
         self.blocks: list[Block] = []
         self.num_reasoning_tokens = 0
-        """Tokens of thoughts, their marks included; a token of both counts as the first."""
+        """Tokens of thoughts, their marks included; each step of the engine counts as a whole."""
 
     @property
     def num_calls(self) -> int:
@@ -96,11 +99,18 @@ class BlockReader:
         return changes
 
     def _count(self, piece: Piece, parts: list[Part]) -> None:
-        self._num_pending_tokens += len(piece.token_ids)
-        if parts:
-            if isinstance(parts[0], Reasoning):
-                self.num_reasoning_tokens += self._num_pending_tokens
-            self._num_pending_tokens = 0
+        """Add to the tokens of thoughts; what was held back behind them is their closing mark."""
+        is_last = piece.finish_reason is not None
+        if not parts and not is_last:
+            self._num_pending_tokens += len(piece.token_ids)
+            return
+        goes_on = isinstance(parts[0], Reasoning) if parts else self._thinks
+        if goes_on or self._thinks:
+            self.num_reasoning_tokens += self._num_pending_tokens
+        if goes_on:
+            self.num_reasoning_tokens += len(piece.token_ids)
+        self._num_pending_tokens = 0
+        self._thinks = bool(parts) and isinstance(parts[-1], Reasoning)
 
     def _take(self, part: Part) -> Iterator[Change]:
         if isinstance(part, ToolCallDelta):
@@ -126,7 +136,17 @@ class BlockReader:
         yield Change(Step.OPENS, self._open)
 
     def _close(self, *, is_complete: bool) -> Iterator[Change]:
-        if self._open is not None:
-            self._open.is_complete = is_complete
-            yield Change(Step.CLOSES, self._open)
-            self._open = None
+        """Close the open block; a call is complete if its arguments are."""
+        block, self._open = self._open, None
+        if block is not None:
+            is_call = block.kind is BlockKind.CALL
+            block.is_complete = _is_json(block.text) if is_call else is_complete
+            yield Change(Step.CLOSES, block)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

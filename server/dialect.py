@@ -43,6 +43,7 @@ class Dialect(Generic[Asked]):
             return work()
         except ApiError as error:
             error.message = self._translate(error.message)
+            error.args = (error.message,)
             if error.param is not None:
                 error.param = self.names.get(error.param, error.param)
             raise

@@ -40,11 +40,11 @@ RESPONSE_FIELDS: Mapping[str, FieldRule] = {
     **_BOTH,
     **dict.fromkeys(
         ("input", "instructions", "max_output_tokens", "text", "reasoning", "parallel_tool_calls",
-         "metadata", "stream_options"), works(),
+         "metadata"), works(),
     ),
     **dict.fromkeys(
         ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-         "prompt_cache_options", "access_programs", "max_tool_calls"), harmless(),
+         "prompt_cache_options", "access_programs", "max_tool_calls", "stream_options"), harmless(),
     ),
     "include": FieldRule(
         Support.HARMLESS,
@@ -83,7 +83,6 @@ RESPONSE_SHAPES: Mapping[str, Shape] = {
     "reasoning": {"effort": None},
     "tools": dict.fromkeys(("type", "name", "description", "parameters", "strict")),
     "tool_choice": dict.fromkeys(("type", "name")),
-    "stream_options": {},
 }
 """Field -> the keys that are looked at inside."""
 
