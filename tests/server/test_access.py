@@ -108,7 +108,7 @@ def test_without_a_key_nothing_is_served(client, headers, method, path):
 @pytest.mark.parametrize(
     "headers",
     [
-        lambda key: bearer(key),
+        bearer,
         lambda key: {b"authorization": b"bearer  " + key.encode()},
         lambda key: {b"api-key": key.encode()},
         lambda key: {b"x-api-key": key.encode()},

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from server.logit_edits import LogitEdits, apply_edits
 from server.request import Request, SamplingParams
@@ -84,12 +86,38 @@ def test_end_tokens_are_banned_until_min_tokens_are_generated() -> None:
     assert torch.equal(_apply(edits), _logits())
 
 
+WORDS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=6)
+
+
+@given(WORDS, st.lists(st.integers(0, 3), max_size=12))
+def test_bad_words_equal_transformers(words: list[list[int]], output: list[int]) -> None:
+    """The last token of a word is banned exactly where the others were just generated."""
+    request = _request([0, 1, 2, 3], bad_words=tuple(map(tuple, words)))
+    request.token_ids += output
+    reference = NoBadWordsLogitsProcessor(words, eos_token_id=None)
+    # What stands in the prompt is no part of a word that is generated.
+    expected = reference(torch.tensor([output], dtype=torch.long), _logits())
+    assert torch.equal(_apply(LogitEdits(request, frozenset())), expected)
+
+
+def test_only_allowed_tokens_can_be_chosen() -> None:
+    """All other logits are impossible; biases and bans work on what is left."""
+    request = _request(
+        [1], allowed_token_ids=(3, 7, 250), logit_bias={3: 2.0, 9: 5.0}, bad_words=((7,),)
+    )
+    edited = _apply(LogitEdits(request, frozenset()))
+    expected = np.full(VOCAB_SIZE, -np.inf, np.float32)
+    logits = _logits()[0].numpy()
+    expected[3], expected[250] = logits[3] + 2, logits[250]
+    np.testing.assert_array_equal(edited[0].numpy(), expected)
+
+
 def test_rows_are_edited_each_for_itself() -> None:
     """A row's edits are bitwise those it has alone, and change no other row."""
     requests = [
         _request(list(range(200)), repetition_penalty=1.3),
         _request([4], logit_bias={0: -100.0, 299: 100.0}),
-        _request([4, 5], frequency_penalty=2.0, min_tokens=9),
+        _request([4, 5], frequency_penalty=2.0, min_tokens=9, allowed_token_ids=(4, 6, 299)),
     ]
     for request in requests:
         request.token_ids += [4, 4, 6]
@@ -104,7 +132,13 @@ def test_rows_are_edited_each_for_itself() -> None:
 
 
 def test_neutral_parameters_need_no_edits() -> None:
-    """Only a penalty, a bias or min_tokens asks for edits."""
+    """Only a penalty, a bias or a ban asks for edits."""
     assert not LogitEdits.needed(SamplingParams(max_tokens=1, temperature=0.3, top_p=0.5))
-    for params in ({"logit_bias": {1: 1.0}}, {"min_tokens": 1}, {"repetition_penalty": 1.1}):
+    for params in (
+        {"logit_bias": {1: 1.0}},
+        {"min_tokens": 1},
+        {"repetition_penalty": 1.1},
+        {"bad_words": ((1,),)},
+        {"allowed_token_ids": (1,)},
+    ):
         assert LogitEdits.needed(SamplingParams(max_tokens=1, **params))

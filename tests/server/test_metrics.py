@@ -51,9 +51,9 @@ VLLM_NAMES = {
 def client(checkpoint) -> Iterator[httpx.Client]:
     """A server of its own, so that its counts begin at zero."""
     loaded = load_engine(checkpoint("script-gpt2"))
-    with serving(AsyncEngine(lambda: loaded), max_num_seqs=8) as url:
-        with httpx.Client(base_url=url, timeout=60) as client:
-            yield client
+    engine = AsyncEngine(lambda: loaded)
+    with serving(engine, max_num_seqs=8) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
 
 
 def families(client: httpx.Client) -> dict:
@@ -76,7 +76,7 @@ def values(client: httpx.Client) -> dict[str, float]:
 
 
 def is_monotone(name: str) -> bool:
-    return name.split("/")[0].endswith(("_total", "_count", "_bucket"))
+    return name.split("/", maxsplit=1)[0].endswith(("_total", "_count", "_bucket"))
 
 
 def complete(client: httpx.Client, **body: object) -> dict:

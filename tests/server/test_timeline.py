@@ -9,7 +9,7 @@ from engines import make_request
 from observed import observed_scheduler, step
 
 from server.request import FinishReason, RequestStatus
-from server.timeline import EventKind, Timeline
+from server.timeline import STEP_SIZES, EventKind, Timeline
 
 STEPS = {EventKind.PROMPT_CHUNK, EventKind.DECODE, EventKind.RECOMPUTE}
 
@@ -183,3 +183,18 @@ def test_reading_while_the_ring_is_overwritten():
         assert decodes == list(range(decodes[0], decodes[-1] + 1)) if decodes else True
     engine.join()
     assert len(timeline.history(request.request_id).events) == 256
+
+
+def test_steps_are_counted_by_their_size():
+    """A step counts at the least power of two that is not below its number of tokens."""
+    timeline = Timeline()
+    run(
+        observed_scheduler(timeline, max_num_batched_tokens=9),
+        make_request(range(30), max_tokens=3),
+    )
+    # 9, 9, 9, then 3 and twice 1.
+    expected = {16: 3, 4: 1, 1: 2}
+    counts = dict(zip(STEP_SIZES, timeline.step_size_counts, strict=False))
+    assert {size: count for size, count in counts.items() if count} == expected
+    timeline.clear()
+    assert not any(timeline.step_size_counts)
