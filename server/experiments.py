@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from time import perf_counter
 from typing import TypeVar
@@ -218,5 +218,5 @@ def _check_below(name: str, value: int | None, limit: int) -> None:
         )
 
 
-def _json(answer: dict[str, object]) -> Response:
+def _json(answer: Mapping[str, object]) -> Response:
     return Response(encode(answer), media_type="application/json")
