@@ -1,23 +1,17 @@
 """The page: its files are served strictly, and a real browser shows what the server does."""
 
 import re
-import threading
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from engines import load_engine
 from fakes import FakeChatTemplate, FakeEngine
 from serving import serving
 
-from server.app import create_app
 from server.async_engine import AsyncEngine
-from server.config import ServerConfig
-from server.deployment import open_socket
 
 STATIC = Path(__file__).parents[2] / "server" / "static"
 FILES = sorted(path.name for path in STATIC.iterdir())
@@ -85,22 +79,6 @@ def test_text_is_never_markup(name):
 
 
 # What follows needs a browser.
-
-
-@contextmanager
-def hosted(app, port: int = 0):
-    """Serve an application that may be stopped and started on one port."""
-    bound = open_socket("127.0.0.1", port)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-    thread.start()
-    try:
-        yield bound.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(20)
 
 
 @pytest.fixture(scope="module")
@@ -314,27 +292,13 @@ def test_asks_for_the_key(driver):
     """A server with a key is asked again with the key that the user gives."""
     from browser import Page  # noqa: PLC0415 - only where selenium is installed
 
-    engine = FakeEngine("Hello, you")
-    engine.status = type(engine.status).READY
-    app = create_app(engine, ServerConfig())
-
-    async def guard(scope, receive, send):
-        open_to_all = scope["path"] == "/" or scope["path"].startswith("/static/")
-        key = dict(scope["headers"]).get(b"authorization")
-        if open_to_all or key == b"Bearer open sesame":
-            return await app(scope, receive, send)
-        await send({"type": "http.response.start", "status": 401, "headers": []})
-        return await send({"type": "http.response.body", "body": b"{}"})
-
-    with hosted(guard) as port:
-        page = Page(driver, f"http://127.0.0.1:{port}")
+    with serving(FakeEngine("Hello, you"), api_key="sesame") as url:
+        page = Page(driver, url)
         page.until(page.find("key").is_displayed, "the question for the key")
         page.find("key").send_keys("wrong\n")
         page.until(lambda: "did not accept" in page.text("key-reason"), "the key is refused")
-        page.find("key").send_keys("open sesame\n")
+        page.find("key").send_keys("sesame\n")
         page.until(lambda: "fake" in page.text("model"), "the model is named")
-        assert (
-            driver.execute_script("return sessionStorage.getItem('kvserve-key')") == "open sesame"
-        )
+        assert driver.execute_script("return sessionStorage.getItem('kvserve-key')") == "sesame"
         page.ask("Hello")
         page.until(lambda: page.said() == ["Hello", "Hello, you"], "the answer")
