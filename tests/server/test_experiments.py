@@ -137,7 +137,8 @@ def test_comparisons_run_one_at_a_time(client, loaded, monkeypatch):
     monkeypatch.setattr(loaded.engine, "step", slow_step)
     body = {"prompt": PROMPT, "max_tokens": 128, "stream": True}
     with client.stream("POST", "/v1/compare", json=body) as first:
-        next(first.iter_lines())
+        lines = first.iter_lines()  # kept: a forgotten iterator ends its stream
+        next(lines)
         second = client.post("/v1/compare", json=body)
         assert second.status_code == 429
         assert int(second.headers["Retry-After"]) >= 1
