@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import openai
@@ -43,20 +44,20 @@ def client(engine) -> Iterator[OpenAI]:
         yield client
 
 
-class connected:  # noqa: N801 - used as a function is
-    """A client of an engine of its own."""
+@pytest.fixture(scope="module")
+def http(client) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=str(client.base_url)) as http:
+        yield http
 
-    def __init__(self, engine: FakeEngine, **options: object) -> None:
-        self._serving = serving(engine, **options)
 
-    def __enter__(self) -> OpenAI:
-        url = self._serving.__enter__()
-        self.client = OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
-        return self.client
-
-    def __exit__(self, *error: object) -> None:
-        self.client.close()
-        self._serving.__exit__(*error)
+@contextmanager
+def connected(engine: FakeEngine, **options: object) -> Iterator[OpenAI]:
+    """A client of an engine."""
+    with (
+        serving(engine, **options) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        yield client
 
 
 def rich_engine(reply: str = RICH) -> FakeEngine:
@@ -331,11 +332,10 @@ def test_fields_become_a_chats():
         ({"model": "other"}, "model", "model_not_found"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_served_is_refused_by_the_clients_own_names(client, body, param, code):
+def test_what_cannot_be_served_is_refused_by_the_clients_own_names(http, body, param, code):
     """No error speaks of a field that was not sent, streamed or not."""
     for stream in (False, True):
-        with httpx.Client(base_url=str(client.base_url)) as http:
-            answer = http.post("responses", json={"input": "hi", "stream": stream} | body)
+        answer = http.post("responses", json={"input": "hi", "stream": stream} | body)
         error = answer.json()["error"]
         assert answer.status_code == (404 if code == "model_not_found" else 400)
         assert error["param"] == param
@@ -360,14 +360,13 @@ def test_what_asks_for_nothing_is_accepted_and_reported(client):
     assert raw.parse().output_text
 
 
-def test_input_tokens_are_those_of_the_prompt(client, engine):
+def test_input_tokens_are_those_of_the_prompt(client, http, engine):
     """All three endpoints count what a generation would, even of what is too long for one."""
     answer = client.responses.create(model="fake", input="hi", instructions="x")
     count = client.responses.input_tokens.count(model="fake", input="hi", instructions="x")
     assert count.input_tokens == answer.usage.input_tokens == len(engine.requests[-1].token_ids)
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "hi" * 500}]
-    with httpx.Client(base_url=str(client.base_url)) as http:
-        body = http.post("chat/completions/input_tokens", json={"messages": messages}).json()
+    body = http.post("chat/completions/input_tokens", json={"messages": messages}).json()
     assert body["input_tokens"] == count.input_tokens + 998
     assert body["object"] == "response.input_tokens"
 
