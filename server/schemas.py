@@ -30,6 +30,7 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_COMPARED = 128
 """Tokens that a comparison generates twice."""
 MAX_MESSAGES = 32_768
+MAX_TEMPLATE_KWARGS = 64
 INT64 = 1 << 63
 
 
@@ -50,6 +51,7 @@ def _prompt_kind(value: object) -> str:
 Finite = Field(allow_inf_nan=False)
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
+TemplateKwargs = Annotated[dict[str, object], Field(max_length=MAX_TEMPLATE_KWARGS)]
 Stop = Annotated[
     Annotated[StopString, Tag("text")]
     | Annotated[Annotated[list[StopString], Field(max_length=MAX_STOPS)], Tag("list")],
@@ -225,7 +227,7 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """Continue the last message; needs `add_generation_prompt` false."""
-    chat_template_kwargs: dict[str, object] = {}
+    chat_template_kwargs: TemplateKwargs = {}
     reasoning_effort: str | None = None
     """Handed to a template that reads it, otherwise ignored and reported."""
 
@@ -239,7 +241,7 @@ class TokenizeBody(Body):
     messages: Messages | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, object] = {}
+    chat_template_kwargs: TemplateKwargs = {}
 
 
 class DetokenizeBody(Body):

@@ -144,6 +144,27 @@ def test_a_choice_shares_the_blocks_of_its_prompt(client):
     assert now["vllm:iteration_tokens_total_sum"] == 100 + 2 * 4 + decoded
 
 
+def test_a_client_decides_who_may_share_its_prompt(client):
+    """Another salt finds nothing, and a request without the prefix cache does not even look."""
+    prompt = "D" * 50
+    complete(client, prompt=prompt, max_tokens=1, cache_salt="mine")
+    options = [{"cache_salt": "mine"}, {}, {"cache_salt": "mine", "prefix_cache": False}]
+    usages = [complete(client, prompt=prompt, max_tokens=1, **each) for each in options]
+    assert [u["prompt_tokens_details"]["cached_tokens"] for u in usages] == [48, 0, 0]
+    now = values(client)
+    assert now["vllm:prefix_cache_queries_total"] == 3 * 50
+    assert now["vllm:prefix_cache_hits_total"] == 48
+
+
+def test_a_prompt_may_be_cut_to_its_end(client):
+    """Only the last tokens are kept, counted and shown."""
+    body = {"prompt": "xyz" + "A" * 20, "truncate_prompt_tokens": 2, "return_token_ids": True}
+    answer = client.post(COMPLETIONS, json=body | {"max_tokens": 3, "temperature": 0}).json()
+    assert answer["usage"]["prompt_tokens"] == 2
+    assert answer["choices"][0]["prompt_token_ids"] == [ord("A")] * 2
+    assert len(answer["choices"][0]["token_ids"]) == 3
+
+
 def test_histograms_are_cumulative_and_bounded_by_the_context(client):
     """Buckets never fall, the last is the count, and no bound of tokens exceeds the context."""
     complete(client, max_tokens=20, n=2)
