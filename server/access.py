@@ -41,13 +41,17 @@ _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"
 _MAX_SHOWN = 200
 
 
-def log_to_stdout() -> None:
-    """Write the access log to standard output, one JSON object in each line and nothing else."""
+def log_to_stdout(*, with_probes: bool = False) -> None:
+    """Write the access log to standard output, one JSON object in each line and nothing else.
+
+    Args:
+        with_probes: Whether health checks and scrapes that succeed are written too.
+    """
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     access_logger.handlers = [handler]
     access_logger.propagate = False
-    access_logger.setLevel(logging.INFO)
+    access_logger.setLevel(logging.DEBUG if with_probes else logging.INFO)
 
 
 class AccessLog:

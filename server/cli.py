@@ -57,7 +57,7 @@ def serve(config: ServerConfig) -> None:
     """Serve a model over HTTP until SIGTERM or Ctrl-C."""
     logging.basicConfig(level=config.log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
     if config.access_log:
-        log_to_stdout()
+        log_to_stdout(with_probes=config.log_level == "debug")
     bound = open_socket(config.host, config.port)
     address = f"http://{config.host}:{bound.getsockname()[1]}"
     with _loading(config) as engine:

@@ -16,7 +16,7 @@ from fakes import FakeEngine
 from openai import OpenAI
 from serving import serving, wait_until
 
-from server.access import OPEN_PATHS, access_logger
+from server.access import OPEN_PATHS, access_logger, log_to_stdout
 from server.async_engine import AsyncEngine
 
 COMPLETIONS = "/v1/completions"
@@ -276,6 +276,22 @@ def test_probes_are_logged_at_level_debug_only(caplog):
         httpx.get(f"{url}/health")
         assert wait_until(lambda: len(caplog.records) == 2)
     assert [record.levelname for record in caplog.records] == ["DEBUG", "INFO"]
+
+
+@pytest.mark.parametrize("with_probes", [False, True])
+def test_standard_output_holds_nothing_but_lines(capsys, monkeypatch, with_probes):
+    """A pipe into a program that reads JSON needs no filter."""
+    monkeypatch.setattr(access_logger, "handlers", [])
+    monkeypatch.setattr(access_logger, "propagate", True)
+    try:
+        log_to_stdout(with_probes=with_probes)
+        with serving(FakeEngine()) as url:
+            httpx.get(f"{url}/health")
+            httpx.get(f"{url}/v1/models")
+    finally:
+        access_logger.setLevel(logging.NOTSET)
+    paths = [json.loads(line)["path"] for line in capsys.readouterr().out.splitlines()]
+    assert paths == ["/health", "/v1/models"][not with_probes :]
 
 
 def test_the_access_log_can_be_switched_off(lines):
