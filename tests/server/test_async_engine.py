@@ -7,6 +7,7 @@ import pytest
 from engines import load_engine, make_request
 
 from server.async_engine import AsyncEngine, EngineStatus, _Stop
+from server.engine_info import EngineCounts
 from server.errors import EngineDeadError
 from server.request import FinishReason
 
@@ -115,6 +116,7 @@ def test_dead_engine_fails_everyone_with_one_error(loaded, monkeypatch):
             errors.add(outputs[-1].error)
         assert errors == {"The engine failed: ZeroDivisionError: division by zero"}
         assert engine.status is EngineStatus.DEAD
+        assert engine.counts == EngineCounts()  # nothing that it holds will go on
         with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
             await anext(engine.generate([make_request([1])]))
 
