@@ -1,4 +1,4 @@
-"""The command line: serve, generate, chat, info, compare, loadtest, attention.
+"""The command line: serve, generate, chat, info, and the tools.
 
 Every option of the model and the server can also be given as a variable KVSERVE_<OPTION>. What the
 user got wrong is one line on stderr and a non-zero exit code; a traceback is a fault of ours.
@@ -30,9 +30,11 @@ from server.protocols import Engine
 from server.schemas import ChatBody, CompletionBody, parse
 from server.terminal_chat import ChatError, TerminalChat, connect
 from server.tools.attention_command import attention
+from server.tools.bench_command import bench
 from server.tools.compare_command import compare
 from server.tools.loadtest_command import loadtest
 from server.tools.perplexity_command import perplexity
+from server.tools.verify_command import verify
 from server.version import VERSION
 
 app = typer.Typer(
@@ -125,7 +127,7 @@ def info(config: EngineConfig) -> None:
         print(f"{name + ':':22}{value}")
 
 
-for tool in (compare, loadtest, attention, perplexity):
+for tool in (compare, loadtest, attention, bench, verify, perplexity):
     app.command()(tool)
 
 

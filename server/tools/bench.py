@@ -80,8 +80,17 @@ class Figure:
         """From the slowest to the fastest sample, as a part of the median."""
         return (max(self.samples) - min(self.samples)) / self.median
 
-    def to_json(self, *, step_bytes: int | None, bandwidth: float) -> dict[str, object]:
-        """The figure with its share of the memory's limit, where that is known."""
+    def to_json(self, cost: ForwardCost, *, steps: int, bandwidth: float) -> dict[str, object]:
+        """The figure, and for our own decoding its share of what memory allows.
+
+        Args:
+            cost: Of our model; another engine may hold the same weights in fewer or more bytes.
+            steps: Decode steps of one measurement.
+            bandwidth: Bytes a second.
+        """
+        step_bytes = None
+        if self.contender.startswith("kvserve"):
+            step_bytes = self.task.step_bytes(cost, steps=steps)
         share = None
         if step_bytes is not None:
             share = self.median / self.task.batch * step_bytes / bandwidth

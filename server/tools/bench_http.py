@@ -1,4 +1,4 @@
-"""HttpContender: the same engine behind its server, in a process of its own, measured as clients do.
+"""HttpContender: the same engine behind its server, in another process, measured by its clients.
 
 Starts `kvserve serve` on the loopback interface with the options of the bench. Streams are opened
 together; what counts is the time in which all of them were receiving.
@@ -56,7 +56,8 @@ class HttpContender:
         Raises:
             ConfigurationError: It does not.
         """
-        chosen = self._config.model_dump(exclude_none=True)
+        fields = set(EngineConfig.model_fields)
+        chosen = self._config.model_dump(include=fields, exclude_none=True)
         options = {"port": self._port, "host": "127.0.0.1", "access_log": False, **chosen}
         environment = {f"KVSERVE_{name.upper()}": str(value) for name, value in options.items()}
         self._process = subprocess.Popen(  # noqa: S603 - our own command

@@ -41,9 +41,9 @@ def read_bandwidth(
     parts = np.array_split(array, threads)
     tensor = torch.from_numpy(array.view(np.float32))
     with ThreadPoolExecutor(threads) as pool:
-        ways = (
+        ways: tuple[Callable[[], object], ...] = (
             lambda: list(pool.map(np.bitwise_or.reduce, parts)),
-            lambda: tensor.sum(),
+            tensor.sum,
         )
         seconds = min(_seconds(way, clock) for _ in range(repeats) for way in ways)
     return array.nbytes / seconds

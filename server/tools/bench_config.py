@@ -1,0 +1,62 @@
+"""BenchConfig: the options of the benchmark, those of the engine among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from server.config import EngineConfig
+
+
+def _numbers(text: str) -> str:
+    """Refuse what is no list of whole numbers."""
+    parts = split(text)
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError("must be whole numbers above 0 with commas between")
+    return text
+
+
+def split(text: str) -> list[str]:
+    """The parts of a list with commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+Numbers = Annotated[str, AfterValidator(_numbers)]
+
+
+class BenchConfig(EngineConfig):
+    """What to measure, and with what."""
+
+    context: Annotated[int, Field(ge=1)] = 128
+    """Tokens that each request sees when decoding begins."""
+    batch: Numbers = "1,2,4,8,16,32"
+    """How many requests to decode at once."""
+    prompt: Numbers = "512,4096"
+    """Lengths of prompts; may be empty."""
+    steps: Annotated[int, Field(ge=2)] = 64
+    """Decode steps of one measurement."""
+    repeat: Annotated[int, Field(ge=1)] = 5
+    """How often each thing is measured; the median counts."""
+    http: bool = False
+    """Measure the same through a server, too."""
+    peer_python: Path | None = None
+    """Compare with llama.cpp: the Python of an environment that has llama-cpp-python."""
+    peer_model: str = ""
+    """GGUF files for llama.cpp, with commas between; the same as ours if none."""
+
+    @property
+    def batches(self) -> list[int]:
+        """Of `batch`."""
+        return list(map(int, split(self.batch)))
+
+    @property
+    def prompts(self) -> list[int]:
+        """Of `prompt`."""
+        return list(map(int, split(self.prompt)))
+
+    @property
+    def peer_models(self) -> list[Path]:
+        """Of `peer_model`."""
+        return list(map(Path, split(self.peer_model)))
