@@ -110,20 +110,21 @@ KV_INLINE int32_t load_quad(const int8_t* x) {
   return quad;
 }
 
+// How much larger than the signed weight the kernels' one is.
+template <int Format>
+constexpr int32_t excess() {
+  return Format == KV_INT8 ? kExcess8 : Format == KV_INT4 ? 8 : 0;
+}
+
 // What the integer sums start from, so that they end as the sum over signed weights.
 template <int Format>
 KV_INLINE I first_sum(int32_t minus_sum) {
-  if (Format == KV_INT4) return set1(minus_sum) << 3;  // q - 8
-  if (Format == KV_INT8 && kExcess8Shift > 0) return set1(minus_sum) << kExcess8Shift;
-  return I{};
+  return set1(minus_sum) * excess<Format>();
 }
-
-// What the sums of a group's weights start from, likewise.
+// Likewise the sums of a group's weights.
 template <int Format>
 KV_INLINE I first_total() {
-  if (Format == KV_INT4) return set1(int32_t(-8 * kGroup));
-  if (Format == KV_INT8 && kExcess8Shift > 0) return set1(-(kGroup << kExcess8Shift));
-  return I{};
+  return set1(-kGroup * excess<Format>());
 }
 
 // The 64 bytes of vector v, one of several neighbouring panels'.

@@ -251,12 +251,12 @@ KV_INLINE I dot4_u4(I sum, I w, I x4) {
 #endif
 }
 
-// 8-bit weights stored as w + 128.  The sum is too large by kExcess8 * sum(x) on AVX-512, which
-// multiplies unsigned by signed; the others go back to signed weights first.
+// 8-bit weights stored as w + 128.  The sum is too large by kExcess8 * sum(x): AVX-512 multiplies
+// unsigned by signed, the others go back to signed weights first.
 #if defined(KVSERVE_AVX512)
-constexpr int kExcess8Shift = 7;
+constexpr int32_t kExcess8 = 128;
 #else
-constexpr int kExcess8Shift = -1;  // no correction
+constexpr int32_t kExcess8 = 0;
 #endif
 
 KV_INLINE I dot4_u8(I sum, I w, I x4) {
