@@ -383,11 +383,12 @@ def test_a_client_that_leaves_ends_its_request(own, stream):
 def test_a_full_queue_is_429_with_retry_after(own):
     """One runs and four wait; the others are told when to return, and later ones are let in."""
     engine, client = own
-    engine.step_seconds = 0.05
+    engine.step_seconds = 0.5  # nobody ends before the last has come
     with ThreadPoolExecutor(50) as pool:
-        answers = list(
-            pool.map(lambda _: client.post(COMPLETIONS, json={"prompt": "a"}), range(50))
-        )
+        calls = [pool.submit(client.post, COMPLETIONS, json={"prompt": "a"}) for _ in range(50)]
+        assert wait_until(lambda: sum(call.done() for call in calls) == 45)
+        engine.step_seconds = 0.0
+        answers = [call.result() for call in calls]
     good = [answer for answer in answers if answer.status_code == 200]
     assert len(good) == 5
     assert all(answer.json()["choices"][0]["text"] == "Hello, world" for answer in good)
@@ -395,7 +396,6 @@ def test_a_full_queue_is_429_with_retry_after(own):
         if answer not in good:
             refused(answer, 429)
             assert 1 <= int(answer.headers["retry-after"]) <= 120
-    engine.step_seconds = 0.0
     ping(client)
 
 
