@@ -115,7 +115,9 @@ def _fit(config: BenchConfig, tasks: list[Task]) -> BenchConfig:
     if not tasks:
         raise ConfigurationError("--batch and --prompt are both empty: there is nothing to measure")
     seats = max(config.max_num_seqs, *(task.batch for task in tasks))
-    needed = max(task.context + 2 * config.steps + 1 for task in tasks)
+    longest = max(task.context for task in tasks)
+    # Prompts that come as text have a token a word, and a few more.
+    needed = longest + (longest // 8 if config.http else 0) + 2 * config.steps + 1
     length = config.max_model_len or needed
     return config.model_copy(update={"max_num_seqs": seats, "max_model_len": length})
 

@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 """A figure as JSON has it."""
 
 
-def show_table(console: Console, rows: Sequence[Row], *, facts: Mapping[str, Any]) -> None:
+def show_table(console: Console, rows: Sequence[Row], *, facts: dict[str, Any]) -> None:
     """Print the figures.
 
     Args:

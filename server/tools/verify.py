@@ -188,9 +188,9 @@ class Verification:
         return replace(result, note=f"{found} prompt tokens found")
 
     def _uncached(self, loaded: LoadedEngine) -> Iterator[Answer]:
-        """Every token computed from the whole sequence anew."""
+        """Every token of the short ones computed from the whole sequence anew."""
         for probe in self._probes:
-            if probe.params.prompt_logprobs is None:
+            if len(probe.token_ids) <= 64:
                 yield from self._together(loaded, [probe], use_cache=False)
 
     def _companies(self, loaded: LoadedEngine, *, threads: int) -> Iterator[TrialResult]:
@@ -296,7 +296,7 @@ _Scores = Sequence[TokenLogprob | None]
 def _compare_scores(what: str, alone: Answer, scores: tuple[_Scores, _Scores]) -> list[Difference]:
     if len(scores[0]) != len(scores[1]):
         return [_parted(alone, f"number of {what}s", (len(scores[0]), len(scores[1])))]
-    found = []
+    found: list[Difference] = []
     for position, (first, second) in enumerate(zip(*scores, strict=True)):
         if first == second:
             continue

@@ -67,13 +67,14 @@ def _show(console: Console, result: TrialResult, *, exact: bool) -> None:
     if not exact and result.differences:
         mark = f"{result.largest:.1e} apart"
     note = f" ({result.note})" if result.note else ""
-    console.print(f"  {result.condition}{note}: {result.num_answers} answers, {mark}")
+    verdict = "" if result.group == "alone" else f", {mark}"
+    console.print(f"  {result.condition}{note}: {result.num_answers} answers{verdict}")
 
 
 def _conclude(console: Console, results: list[TrialResult], *, exact: bool) -> None:
     """Say what it comes to, with the first difference in full."""
     first = next((d for result in results for d in result.differences), None)
-    count = sum(result.num_answers for result in results)
+    count = sum(result.num_answers for result in results if result.group != "alone")
     if first is None:
         console.print(f"[green]All {count} answers are the same to the last bit.[/green]")
     elif exact:

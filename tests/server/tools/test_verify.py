@@ -32,7 +32,7 @@ def test_the_kernels_keep_the_contract(checkpoint, name):
     """Every trial is made, on random models, and finds no difference."""
     results = list(Verification(config_of(checkpoint(name))).run())
     assert [result.differences for result in results] == [[]] * len(results)
-    assert all(result.num_answers >= 5 for result in results)
+    assert all(result.num_answers >= 3 for result in results)
     assert {r.group for r in results} == {
         *("alone", "prefix", "cache", "company", "chunks", "preemption", "threads")
     }

@@ -1,0 +1,169 @@
+"""The benchmark counts the right tokens over the right seconds, and knows the right limit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from itertools import count
+
+import pytest
+from engines import load_engine
+from typer.testing import CliRunner
+
+from model.cost import ForwardCost
+from server.cli import app
+from server.config import EngineConfig
+from server.errors import ConfigurationError
+from server.tools.bench import EngineContender, Figure, Task, measure_all, tasks_of
+from server.tools.bench_http import HttpContender, common_rate
+from server.tools.bench_memory import read_bandwidth
+from server.tools.bench_peer import PeerContender
+from server.tools.stream_client import RequestRecord
+
+COST = ForwardCost(
+    layer_parameters=0,
+    output_parameters=0,
+    weights_bytes=1000,
+    cache_bytes_per_token=10,
+    attention_width=1,
+    windows=(None,),
+)
+
+
+class Recorder:
+    """A contender that is ever faster, and remembers what it was asked."""
+
+    def __init__(self, name, calls):
+        self.name = name
+        self._calls = calls
+        self._rates = count(10.0, 10.0)
+
+    def measure(self, task):
+        self._calls.append((self.name, task))
+        return next(self._rates)
+
+
+def test_rounds_go_through_everyone_in_turn():
+    """Each round measures every task with every contender; the first round does not count."""
+    calls = []
+    tasks = tasks_of(prompts=[8], batches=[2], context=4)
+    contenders = [Recorder("one", calls), Recorder("two", calls)]
+    figures = measure_all(tasks, contenders, repeat=2)
+    assert calls == [(name, task) for task in tasks for name in ("one", "two")] * 3
+    assert [figure.samples for figure in figures] == [[30.0, 50.0]] * 2 + [[40.0, 60.0]] * 2
+    assert (figures[0].median, figures[0].spread) == (40.0, 0.5)
+
+
+def test_share_of_the_memory():
+    """A step reads the weights once, and keys and values of every request, halfway through."""
+    task = Task(kind="decode", batch=4, context=90)
+    # 4 requests x (100 tokens read and one written) x 10 bytes beside 1000 bytes of weights
+    assert task.step_bytes(COST, steps=20) == 1000 + 4 * (100 + 1) * 10
+    figure = Figure("kvserve", task, samples=[8.0])
+    found = figure.to_json(COST, steps=20, bandwidth=20_160)
+    assert found["memory_share"] == pytest.approx(2 * 5040 / 20_160)
+    prompt = Figure("kvserve", Task(kind="prompt", context=90), samples=[8.0])
+    assert prompt.to_json(COST, steps=20, bandwidth=1.0)["memory_share"] is None
+
+
+def test_bandwidth_is_bytes_over_the_fastest_seconds():
+    """The fastest of all tries counts."""
+    times = iter([0.0, 4.0, 10.0, 12.0, 20.0, 23.0, 30.0, 38.0])
+    found = read_bandwidth(threads=2, num_bytes=1 << 20, repeats=2, clock=lambda: next(times))
+    assert found == (1 << 20) / 2.0
+
+
+def test_the_engine_is_timed_step_by_step(checkpoint):
+    """Prompts count the tokens read; decoding counts a token a request a step, and ends clean."""
+    loaded = load_engine(checkpoint("rand-llama-tied"), max_model_len=128)
+    ticks = count(0.0, 2.0)  # each reading of the clock is two seconds after the last
+    contender = EngineContender(loaded, steps=5, clock=lambda: next(ticks))
+    assert contender.measure(Task(kind="prompt", context=64)) == 32.0
+    steps = []
+    step = loaded.engine.step
+
+    def watched():
+        running = [len(request.token_ids) for request in loaded.engine.scheduler.requests]
+        steps.append(running)
+        return step()
+
+    loaded.engine.step = watched
+    assert contender.measure(Task(kind="decode", batch=3, context=40)) == 3 * 5 / 2.0
+    assert steps[-5:] == [[41 + i] * 3 for i in range(5)]
+    assert not loaded.engine.has_work
+    assert loaded.engine.scheduler.manager.usage == 0
+
+
+def test_streams_count_while_all_receive():
+    """Only the time between the last stream's first token and the first stream's end counts."""
+    one = RequestRecord(intended=0.0, arrivals=[0.0, 1.0, 2.0, 3.0], completion_tokens=4)
+    two = RequestRecord(intended=0.0, arrivals=[1.0, 2.0, 3.0, 4.0], completion_tokens=8)
+    assert common_rate([one, two]) == (2 + 2 * 2) / 2.0
+    late = RequestRecord(intended=0.0, arrivals=[5.0, 6.0], completion_tokens=2)
+    with pytest.raises(ConfigurationError, match="did not overlap"):
+        common_rate([one, late])
+
+
+def test_a_peer_answers_line_by_line(tmp_path):
+    """The other engine is started once, told each task, and ended; its failure is named."""
+    script = tmp_path / "peer.py"
+    script.write_text(
+        "import json, sys\n"
+        "print(json.dumps({'version': ' '.join(sys.argv[1:])}), flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    task = json.loads(line)\n"
+        "    if task['kind'] == 'prompt': sys.exit(3)\n"
+        "    rate = task['batch'] * task['steps'] / 4\n"
+        "    print(json.dumps({'tokens_per_second': rate}), flush=True)\n"
+    )
+    model = tmp_path / "m.gguf"
+    peer = PeerContender(sys.executable, model, threads=2, steps=10, script=script)
+    with peer:
+        assert peer.version == f"{model} 2"
+        assert peer.measure(Task(kind="decode", batch=2, context=7)) == 5.0
+        with pytest.raises(ConfigurationError, match=r"llama.cpp m ended with code 3"):
+            peer.measure(Task(kind="prompt", context=7))
+    with pytest.raises(ConfigurationError, match="peer-python"):
+        PeerContender(tmp_path / "no", model, threads=1, steps=1).__enter__()
+
+
+def test_the_command_prints_and_writes_figures(checkpoint, tmp_path, monkeypatch):
+    """The table and the JSON have a figure for each task, and all that it depends on."""
+    smaller = partial(read_bandwidth, num_bytes=1 << 20)
+    monkeypatch.setattr("server.tools.bench_memory.read_bandwidth", smaller)
+    file = tmp_path / "found.json"
+    arguments = ["--model", str(checkpoint("rand-llama-tied")), "--threads", "1", "--json", file]
+    sizes = ["--batch", "1,3", "--prompt", "20", "--context", "8", "--steps", "4", "--repeat", "2"]
+    result = CliRunner().invoke(app, ["bench", *map(str, arguments), *sizes])
+    assert result.exit_code == 0, result.output
+    assert "prompt of 20" in result.output
+    found = json.loads(file.read_text())
+    figures = [(f["kind"], f["batch"], f["context"]) for f in found["figures"]]
+    assert figures == [("prompt", 1, 20), ("decode", 1, 8), ("decode", 3, 8)]
+    assert all(len(f["samples"]) == 2 for f in found["figures"])
+    assert {"processor", "kernels", "num_threads", "bandwidth", "model"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch", "1,x"], "--batch: must be whole numbers"),
+        (["--batch", "", "--prompt", ""], "nothing to measure"),
+    ],
+)
+def test_useless_options_are_refused(options, message):
+    """A malformed list, or nothing to measure, is an error that names the option."""
+    result = CliRunner().invoke(app, ["bench", *options])
+    assert message in str(result.exception)
+
+
+@pytest.mark.slow
+def test_a_server_is_started_and_measured(checkpoint):
+    """With --http the same model is served in a process of its own and measured by its clients."""
+    config = EngineConfig(model=str(checkpoint("rand-llama-tied")), threads=1, max_model_len=300)
+    with HttpContender(config, steps=32) as server:
+        assert server.measure(Task(kind="decode", batch=2, context=8)) > 0
+        assert server.measure(Task(kind="prompt", context=8)) > 0
+        process = server._process
+    assert process.poll() is not None
