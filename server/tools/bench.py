@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from model.cost import ForwardCost
 from server.engine import LoadedEngine
 from server.request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from model.cost import ForwardCost
 
 Progress = Callable[[str, int, int], None]
 """Told what is being measured, how many measurements are done, and how many there will be."""
