@@ -78,7 +78,7 @@ def _conclude(console: Console, results: list[TrialResult], *, exact: bool) -> N
     if first is None:
         console.print(f"[green]All {count} answers are the same to the last bit.[/green]")
     elif exact:
-        console.print(f"[red]The first difference: {first}[/red]", markup=True)
+        console.print(f"The first difference: {first}", style="red", markup=False)
     else:
         largest = max(result.largest for result in results)
         console.print(
