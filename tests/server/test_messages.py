@@ -22,7 +22,8 @@ from server.schemas import parse
 TEMPLATE = "tools <tool_call> <think>"
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 TOOL = {"name": "f", "description": "d", "input_schema": PARAMETERS}
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": true}}\n</tool_call>'
+ARGUMENTS = {"a": True, "b": [1, 2]}
+CALL = f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(ARGUMENTS)}}}\n</tool_call>'
 RICH = f"<think>\nhm</think>\n\nLet me see.\n{CALL}\n{CALL}"
 HI = [{"role": "user", "content": "hi"}]
 EVENT = TypeAdapter(anthropic.types.RawMessageStreamEvent)
@@ -145,7 +146,7 @@ def test_events_come_in_order_and_add_up_to_the_answer():
         ]  # fmt: skip
         assert message.content[0].thinking == "hm"
         assert message.content[1].text == "Let me see."
-        assert [block.input for block in message.content[2:]] == [{"a": True}] * 2
+        assert [block.input for block in message.content[2:]] == [ARGUMENTS] * 2
         assert message.stop_reason == "tool_use"
     assert whole.usage == streamed.usage
 
@@ -163,9 +164,9 @@ def test_a_stop_sequence_is_named_and_cut_out(client, stream):
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "na")
 
 
-@pytest.mark.parametrize("limit", [3, 14, 48, 76])
+@pytest.mark.parametrize("limit", [3, 14, 48, RICH.index(", 2]"), RICH.index("</tool_call>") + 1])
 def test_an_answer_that_is_cut_off_says_max_tokens(limit):
-    """Wherever the cut falls, streamed and whole answers hold the same."""
+    """Wherever the cut falls, streamed and whole answers hold the same, calls what they have."""
     with connected(rich_engine(RICH + " end")) as client:
         options = {"tools": [TOOL], "max_tokens": limit}
         whole = create(client, **options)
@@ -177,6 +178,8 @@ def test_an_answer_that_is_cut_off_says_max_tokens(limit):
         {key: value for key, value in block.model_dump().items() if key != "parsed_output"} | ids
         for block in streamed.content
     ]
+    if limit == RICH.index(", 2]"):
+        assert whole.content[-1].input == {"a": True, "b": [1]}
 
 
 def test_a_stream_that_fails_raises():
@@ -383,6 +386,10 @@ def test_what_claude_code_sends_is_accepted_and_reported(client):
         ({"temprature": 1}, "Did you mean 'temperature'?"),
         ({"messages": [{"role": "user", "content": "hi" * 300}]},
          "prompt is too long: 616 tokens > 511 maximum"),
+        ({"messages": [{"role": "user", "content": "x" * 496}]},
+         "prompt is too long: 512 tokens > 511 maximum"),
+        ({"messages": [{"role": "user", "content": "x" * 495}]},
+         "input length and `max_tokens` exceed context limit: 511 + 9 > 512"),
         ({"max_tokens": 500},
          "input length and `max_tokens` exceed context limit: 18 + 500 > 512"),
     ],
