@@ -27,7 +27,8 @@ def parse_object(raw: bytes) -> dict[str, object]:
             object_pairs_hook=_unique,
         )
     except json.JSONDecodeError as error:
-        raise _broken(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+        reason = error.msg.removesuffix(" at")
+        raise _broken(f"{reason} at line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError as error:
         raise _broken(f"byte {error.start} is not UTF-8") from None
     except RecursionError:
