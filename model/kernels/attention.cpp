@@ -140,17 +140,36 @@ KV_INLINE void transpose_keys(const char* const* keys, int64_t head_size, float*
 }
 #endif
 
-// Where a tile's keys lie; those nobody sees repeat a neighbour's address, so that only memory
-// someone has written is read.
-void key_pointers(const kv_cache_layer& cache, const int64_t* blocks, int64_t head,
-                  int64_t tile_start, Range range, const char* base, const char** pointers) {
+// A tile's keys and where they lie.
+struct TileKeys {
+  int64_t start;                // position of the first
+  Range range;                  // those that some token of the item sees
+  const char* keys[kTileKeys];  // those nobody sees repeat a neighbour, so that only memory someone
+                                // has written is read
+};
+
+void locate(const kv_cache_layer& cache, const int64_t* blocks, int64_t head, TileKeys& tile) {
   const int64_t element = cache.is_bf16 ? 2 : 4;
   const int64_t slot_bytes = int64_t{cache.kv_heads} * cache.head_size * element;
+  const int block_bits = __builtin_ctz(static_cast<unsigned>(cache.block_size));
+  const int64_t in_block = cache.block_size - 1;
+  const char* base = static_cast<const char*>(cache.keys) + head * cache.head_size * element;
   for (int64_t j = 0; j < kTileKeys; ++j) {
-    const int64_t key = tile_start + std::min(std::max(j, range.begin), range.end - 1);
-    const int64_t slot =
-        blocks[key / cache.block_size] * cache.block_size + key % cache.block_size;
-    pointers[j] = base + slot * slot_bytes + head * cache.head_size * element;
+    const int64_t key =
+        tile.start + std::min(std::max(j, tile.range.begin), tile.range.end - 1);
+    tile.keys[j] =
+        base + ((blocks[key >> block_bits] << block_bits) + (key & in_block)) * slot_bytes;
+  }
+}
+
+// Asks for a tile before it is needed: heads lie apart, too far for the processor to guess them.
+void prefetch(const kv_cache_layer& cache, const TileKeys& tile, int64_t to_values) {
+  const int64_t bytes = int64_t{cache.head_size} * (cache.is_bf16 ? 2 : 4);
+  for (int64_t j = tile.range.begin; j < tile.range.end; ++j) {
+    for (int64_t at = 0; at < bytes; at += 64) {
+      __builtin_prefetch(tile.keys[j] + at);
+      __builtin_prefetch(tile.keys[j] + to_values + at);
+    }
   }
 }
 
@@ -368,21 +387,29 @@ void run_split(const AttentionCall& call, const AttentionItem& item, int64_t hea
   const int64_t* blocks = call.batch->block_table + item.request * call.batch->max_blocks;
   const int64_t tokens = item.token_end - item.token_begin;
   const int64_t last = item.position + tokens - 1;
-  for (int64_t start = split * kSplitKeys; start < (split + 1) * kSplitKeys && start <= last;
-       start += kTileKeys) {
-    // The union of what the item's tokens see of this tile.
-    const Range range{visible(item.position, window, start).begin,
-                      visible(last, window, start).end};
-    if (range.begin >= range.end) continue;
-    const char* pointers[kTileKeys];
-    key_pointers(cache, blocks, head, start, range, static_cast<const char*>(cache.keys),
-                 pointers);
-    load_keys(cache, pointers, s);
-    const int64_t to_values =
-        static_cast<const char*>(cache.values) - static_cast<const char*>(cache.keys);
-    for (const char*& pointer : pointers) pointer += to_values;
-    load_values(cache, pointers, range, s);
-    run_tile(s, group, item.position, tokens, window, start);
+  const int64_t end = std::min((split + 1) * kSplitKeys, last + 1);
+  const int64_t to_values =
+      static_cast<const char*>(cache.values) - static_cast<const char*>(cache.keys);
+  // Finds the first tile from `start` on that some token of the item sees.
+  const auto find = [&](int64_t start, TileKeys& tile) {
+    for (tile.start = start; tile.start < end; tile.start += kTileKeys) {
+      tile.range = {visible(item.position, window, tile.start).begin,
+                    visible(last, window, tile.start).end};
+      if (tile.range.begin >= tile.range.end) continue;
+      locate(cache, blocks, head, tile);
+      prefetch(cache, tile, to_values);
+      return;
+    }
+  };
+  TileKeys tiles[2];
+  find(split * kSplitKeys, tiles[0]);
+  for (int i = 0; tiles[i].start < end; i = 1 - i) {
+    TileKeys& tile = tiles[i];
+    find(tile.start + kTileKeys, tiles[1 - i]);
+    load_keys(cache, tile.keys, s);
+    for (const char*& row : tile.keys) row += to_values;
+    load_values(cache, tile.keys, tile.range, s);
+    run_tile(s, group, item.position, tokens, window, tile.start);
   }
 }
 
