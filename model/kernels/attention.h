@@ -28,7 +28,7 @@ struct AttentionItem {
   int64_t token_begin, token_end;  // rows of the flat batch
   int64_t position;                // of token_begin
   int64_t split_begin, split_end;
-  int64_t partial;                 // first partial row to write, or -1: the item finishes its queries
+  int64_t partial;                 // first partial row to write; -1: the item finishes its queries
 };
 
 struct MergeItem {

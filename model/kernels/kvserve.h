@@ -37,7 +37,8 @@ typedef struct {
   const float* bias;  // out_features, or null
 } kv_matrix;
 
-// Keys and values of one layer inside the pool (2, layers, blocks, block_size, kv_heads, head_size).
+// Keys and values of one layer inside the pool
+// (2, layers, blocks, block_size, kv_heads, head_size).
 typedef struct {
   void* keys;          // of this layer
   void* values;
@@ -169,7 +170,8 @@ KV_EXPORT void kv_model_destroy(kv_model* model);
 // All layers, keys and values written; hidden (tokens, hidden_size) before the last norm.
 // Returns 0, or, with nothing written, what is wrong: 1 an input id, 2 a position, 3 a slot,
 // 4 a key length, 5 a block.
-KV_EXPORT int32_t kv_model_forward(kv_model* model, kv_pool* pool, const kv_step* step, float* hidden);
+KV_EXPORT int32_t kv_model_forward(kv_model* model, kv_pool* pool, const kv_step* step,
+                                   float* hidden);
 // logits (rows, vocabulary) of hidden states (rows, hidden_size).
 KV_EXPORT void kv_model_logits(kv_model* model, kv_pool* pool, const float* hidden, int64_t rows,
                                float* logits);

@@ -181,7 +181,9 @@ KV_INLINE void group_dots(const uint8_t* values, int64_t panel_bytes,
 }
 
 // The sums of a group's weights times their scale, for one vector of outputs.
-KV_INLINE F scaled_total(I total, const uint16_t* scales) { return to_float(total) * load_half(scales); }
+KV_INLINE F scaled_total(I total, const uint16_t* scales) {
+  return to_float(total) * load_half(scales);
+}
 
 // Fills Tile::totals.  Many rows share them; few rows compute them on the way instead, so that the
 // weights pass by only once.
@@ -315,10 +317,12 @@ void run_piece(const LinearJob& job, const Layout& layout, int64_t panel, int64_
   thread_local std::vector<float> totals;  // scratch
   while (panel < panels_end) {
     const int64_t left = panels_end - panel;
-    const TileRange& range = rows <= tiles.wide.height && left >= tiles.wide.panels ? tiles.wide
-                             : left >= tiles.usual.panels                             ? tiles.usual
-                                                                                      : tiles.narrow;
-    const uint8_t* first = static_cast<const uint8_t*>(job.matrix->data) + panel * layout.panel_bytes;
+    const bool few_rows = rows <= tiles.wide.height;
+    const TileRange& range = few_rows && left >= tiles.wide.panels ? tiles.wide
+                             : left >= tiles.usual.panels          ? tiles.usual
+                                                                   : tiles.narrow;
+    const uint8_t* first =
+        static_cast<const uint8_t*>(job.matrix->data) + panel * layout.panel_bytes;
     if (range.totals) {
       totals.resize(layout.groups * range.panels * kPanel);
       range.totals(layout, first, totals.data());

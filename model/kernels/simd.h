@@ -265,7 +265,8 @@ KV_INLINE I dot4_u8(I sum, I w, I x4) {
 #elif defined(KVSERVE_AVX2)
   // maddubs saturates at 16 bits: |w| <= 128 and |x| <= 127 keep a pair at 32512.
   const __m256i ws = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(-128));
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(ws), _mm256_sign_epi8((__m256i)x4, ws));
+  const __m256i xs = _mm256_sign_epi8((__m256i)x4, ws);
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(ws), xs);
   return sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #else
   typedef int16_t S __attribute__((vector_size(4 * W)));

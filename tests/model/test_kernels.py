@@ -54,7 +54,10 @@ ODD_INPUTS = [(20, 33), (5, 1), (16, 47)]
 def rounded_rows(x: Tensor) -> Tensor:
     """What quantised layers see of activations: int8 with a zero of their own in groups of 32."""
     padded = functional.pad(x, (0, -x.shape[1] % 32)).view(len(x), -1, 32)
-    low, high = padded.amin(-1, keepdim=True).clamp(max=0), padded.amax(-1, keepdim=True).clamp(min=0)
+    low, high = (
+        padded.amin(-1, keepdim=True).clamp(max=0),
+        padded.amax(-1, keepdim=True).clamp(min=0),
+    )
     steps = torch.where(high > low, 254.0 / (high - low), 0.0)
     zero = (-127.0 - low * steps).round()
     whole = ((padded * steps).round() + zero).clamp(-127, 127)
