@@ -62,6 +62,7 @@ def test_three_forms_of_a_chat_have_one_answer(clients, temperature):
     assert response.usage.input_tokens == prompt
     assert message.usage.input_tokens + message.usage.cache_read_input_tokens == prompt
     assert message.usage.cache_read_input_tokens > 0
+    assert response.usage.input_tokens_details.cached_tokens > 0
     assert anthropic.messages.count_tokens(model="m", messages=QUESTION).input_tokens == prompt
     assert openai.responses.input_tokens.count(model="m", input=QUESTION).input_tokens == prompt
 
