@@ -116,6 +116,7 @@ class NativeTransformer:
         """Run all layers, writing keys and values: (N, C), of which `logits` takes any rows."""
         layout, storage = kv.layout, kv.pool.storage
         assert storage.is_contiguous()
+        assert storage.shape[3] >= 16, "the kernels take 16 neighbouring keys at a time"
         assert storage.dtype in (torch.float32, torch.bfloat16)
         assert layout.block_table.stride(1) == 1
         _, num_layers, num_blocks, block_size, kv_heads, head_size = storage.shape

@@ -80,143 +80,99 @@ Range visible(int64_t position, int64_t window, int64_t tile_start) {
           std::min<int64_t>(kTileKeys, position + 1 - tile_start)};
 }
 
-// ---- loading a tile ----
+// ---- where a tile lies ----
 
-#if defined(KVSERVE_AVX512)
-// Row i of the result holds element i of the 16 source rows.
-KV_INLINE void transpose16(__m512i (&r)[16]) {
-  __m512i t[16];
-  KV_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+// A tile's keys and values of one head, as vectors of W keys and as rows.  Inside a block the keys
+// of a head stand by dimension (head_size, block_size), its values by token (block_size,
+// head_size): scores take W neighbouring keys at a time, outputs W neighbouring dimensions.
+struct TileSource {
+  const char* keys[kKeyVectors];    // dimension 0 of W neighbouring keys; the next one is
+  int64_t key_bytes;                // so many bytes further
+  const char* values[kKeyVectors];  // the first of W neighbouring keys' rows,
+  int64_t value_bytes;              // so many bytes apart
+};
+
+// Vectors that no token sees repeat a neighbour's address, so that only blocks of the request are
+// read.
+void locate(const kv_cache_layer& cache, const int64_t* blocks, int64_t head, int64_t tile_start,
+            Range range, TileSource& tile) {
+  const int64_t element = cache.is_bf16 ? 2 : 4;
+  const int64_t head_bytes = int64_t{cache.block_size} * cache.head_size * element;
+  tile.key_bytes = cache.block_size * element;
+  tile.value_bytes = cache.head_size * element;
+  const int64_t first = range.begin / W, last = (range.end - 1) / W;
+  for (int64_t v = 0; v < kKeyVectors; ++v) {
+    const int64_t key = tile_start + std::min(std::max(v, first), last) * W;
+    const int64_t offset = key & (cache.block_size - 1);
+    const int64_t at =
+        (blocks[key / cache.block_size] * cache.kv_heads + head) * head_bytes;
+    tile.keys[v] = static_cast<const char*>(cache.keys) + at + offset * element;
+    tile.values[v] = static_cast<const char*>(cache.values) + at + offset * tile.value_bytes;
   }
-  KV_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+}
+
+// Asks for a tile before it is needed: blocks lie apart, too far for the processor to guess them.
+void prefetch(const TileSource& tile, int64_t head_size, int64_t element) {
+  const int64_t bytes = W * element;  // of one dimension of one vector of keys
+  for (int v = 0; v < kKeyVectors; ++v) {
+    for (int64_t d = 0; d < head_size; d += std::max<int64_t>(1, 64 / tile.key_bytes))
+      __builtin_prefetch(tile.keys[v] + d * tile.key_bytes);
+    for (int64_t at = 0; at < head_size * bytes; at += 64) __builtin_prefetch(tile.values[v] + at);
   }
-  // r[4 i + c] now holds, in 128-bit lane L, element 4 L + c of rows 4 i .. 4 i + 3.
-  KV_UNROLL
-  for (int c = 0; c < 4; ++c) {
-    const __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88);
-    const __m512i b = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd);
-    const __m512i d = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88);
-    const __m512i e = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
-    t[c] = _mm512_shuffle_i32x4(a, d, 0x88);
-    t[8 + c] = _mm512_shuffle_i32x4(a, d, 0xdd);
-    t[4 + c] = _mm512_shuffle_i32x4(b, e, 0x88);
-    t[12 + c] = _mm512_shuffle_i32x4(b, e, 0xdd);
-  }
-  KV_UNROLL
-  for (int i = 0; i < 16; ++i) r[i] = t[i];
 }
 
 template <bool IsBf16>
-KV_INLINE void transpose_keys(const char* const* keys, int64_t head_size, float* out) {
-  constexpr int step = IsBf16 ? 32 : 16;
-  for (int half = 0; half < 2; ++half) {
-    for (int64_t d = 0; d < head_size; d += step) {
-      __m512i r[16];
-      KV_UNROLL
-      for (int i = 0; i < 16; ++i)
-        r[i] = _mm512_loadu_si512(keys[half * 16 + i] + d * (IsBf16 ? 2 : 4));
-      transpose16(r);
-      float* at = out + d * kTileKeys + half * 16;
-      KV_UNROLL
-      for (int i = 0; i < 16; ++i) {
-        if (IsBf16) {
-          _mm512_storeu_si512(at + 2 * i * kTileKeys, _mm512_slli_epi32(r[i], 16));
-          _mm512_storeu_si512(at + (2 * i + 1) * kTileKeys,
-                              _mm512_and_si512(r[i], _mm512_set1_epi32(int32_t(0xffff0000u))));
-        } else {
-          _mm512_storeu_si512(at + i * kTileKeys, r[i]);
-        }
-      }
-    }
-  }
-}
-#endif
-
-// A tile's keys and where they lie.
-struct TileKeys {
-  int64_t start;                // position of the first
-  Range range;                  // those that some token of the item sees
-  const char* keys[kTileKeys];  // those nobody sees repeat a neighbour, so that only memory someone
-                                // has written is read
-};
-
-void locate(const kv_cache_layer& cache, const int64_t* blocks, int64_t head, TileKeys& tile) {
-  const int64_t element = cache.is_bf16 ? 2 : 4;
-  const int64_t slot_bytes = int64_t{cache.kv_heads} * cache.head_size * element;
-  const int block_bits = __builtin_ctz(static_cast<unsigned>(cache.block_size));
-  const int64_t in_block = cache.block_size - 1;
-  const char* base = static_cast<const char*>(cache.keys) + head * cache.head_size * element;
-  for (int64_t j = 0; j < kTileKeys; ++j) {
-    const int64_t key =
-        tile.start + std::min(std::max(j, tile.range.begin), tile.range.end - 1);
-    tile.keys[j] =
-        base + ((blocks[key >> block_bits] << block_bits) + (key & in_block)) * slot_bytes;
-  }
+KV_INLINE F load_element(const char* at) {
+  if (IsBf16) return load_bf16(reinterpret_cast<const uint16_t*>(at));
+  return load(reinterpret_cast<const float*>(at));
 }
 
-// Asks for a tile before it is needed: heads lie apart, too far for the processor to guess them.
-void prefetch(const kv_cache_layer& cache, const TileKeys& tile, int64_t to_values) {
-  const int64_t bytes = int64_t{cache.head_size} * (cache.is_bf16 ? 2 : 4);
-  for (int64_t j = tile.range.begin; j < tile.range.end; ++j) {
-    for (int64_t at = 0; at < bytes; at += 64) {
-      __builtin_prefetch(tile.keys[j] + at);
-      __builtin_prefetch(tile.keys[j] + to_values + at);
-    }
-  }
-}
-
-void load_keys(const kv_cache_layer& cache, const char* const* keys, State& s) {
-  const int64_t d_count = s.head_size;
-#if defined(KVSERVE_AVX512)
-  if (cache.is_bf16 && d_count % 32 == 0) return transpose_keys<true>(keys, d_count, s.keys_t);
-  if (!cache.is_bf16 && d_count % 16 == 0) return transpose_keys<false>(keys, d_count, s.keys_t);
-#endif
-  for (int64_t j = 0; j < kTileKeys; ++j) {
-    if (cache.is_bf16) {
-      const uint16_t* key = reinterpret_cast<const uint16_t*>(keys[j]);
-      for (int64_t d = 0; d < d_count; ++d) s.keys_t[d * kTileKeys + j] = bf16_to_float(key[d]);
-    } else {
-      const float* key = reinterpret_cast<const float*>(keys[j]);
-      for (int64_t d = 0; d < d_count; ++d) s.keys_t[d * kTileKeys + j] = key[d];
-    }
-  }
-}
-
-void load_values(const kv_cache_layer& cache, const char* const* rows, Range range, State& s) {
+// Widens a tile once for an item of many queries, which then reads the copy.
+template <bool IsBf16>
+void widen_tile(const TileSource& from, Range range, State& s, TileSource& to) {
+  for (int64_t d = 0; d < s.head_size; ++d)
+    KV_UNROLL
+    for (int v = 0; v < kKeyVectors; ++v)
+      store(s.keys_t + d * kTileKeys + v * W,
+            load_element<IsBf16>(from.keys[v] + d * from.key_bytes));
   for (int64_t j = range.begin; j < range.end; ++j) {
+    const char* row = from.values[j / W] + j % W * from.value_bytes;
     float* out = s.values + j * s.width;
-    if (!cache.is_bf16) {
-      std::memcpy(out, rows[j], sizeof(float) * s.head_size);
-    } else {
-      const uint16_t* value = reinterpret_cast<const uint16_t*>(rows[j]);
-      int64_t d = 0;
-      for (; d + W <= s.head_size; d += W) store(out + d, load_bf16(value + d));
-      for (; d < s.head_size; ++d) out[d] = bf16_to_float(value[d]);
+    int64_t d = 0;
+    for (; d + W <= s.head_size; d += W)
+      store(out + d, load_element<IsBf16>(row + d * (IsBf16 ? 2 : 4)));
+    for (; d < s.width; ++d) {
+      if (d >= s.head_size) out[d] = 0.0f;
+      else if (IsBf16) out[d] = bf16_to_float(reinterpret_cast<const uint16_t*>(row)[d]);
+      else out[d] = reinterpret_cast<const float*>(row)[d];
     }
-    for (int64_t d = s.head_size; d < s.width; ++d) out[d] = 0.0f;
   }
+  for (int v = 0; v < kKeyVectors; ++v) {
+    to.keys[v] = reinterpret_cast<const char*>(s.keys_t + v * W);
+    to.values[v] = reinterpret_cast<const char*>(s.values + v * W * s.width);
+  }
+  to.key_bytes = kTileKeys * sizeof(float);
+  to.value_bytes = s.width * sizeof(float);
 }
 
 // ---- one tile ----
 
 // p[row][j] = q[row] . key[j], dimensions in ascending order.
-template <int R>
-void score_rows(const State& s, int64_t row) {
+template <bool IsBf16, int R>
+void score_rows(const State& s, const TileSource& tile, int64_t row) {
   F sums[R][kKeyVectors] = {};
-  const float* q = s.q + row * padded(s.head_size);
   const int64_t q_stride = padded(s.head_size);
+  const float* q = s.q + row * q_stride;
+  const char* at[kKeyVectors];
+  KV_UNROLL
+  for (int v = 0; v < kKeyVectors; ++v) at[v] = tile.keys[v];
   for (int64_t d = 0; d < s.head_size; ++d) {
     F keys[kKeyVectors];
     KV_UNROLL
-    for (int v = 0; v < kKeyVectors; ++v) keys[v] = load(s.keys_t + d * kTileKeys + v * W);
+    for (int v = 0; v < kKeyVectors; ++v) {
+      keys[v] = load_element<IsBf16>(at[v]);
+      at[v] += tile.key_bytes;
+    }
     KV_UNROLL
     for (int r = 0; r < R; ++r) {
       const F x = set1(q[r * q_stride + d]);
@@ -230,11 +186,11 @@ void score_rows(const State& s, int64_t row) {
     for (int v = 0; v < kKeyVectors; ++v) store(s.p + (row + r) * kTileKeys + v * W, sums[r][v]);
 }
 
-template <int Most>
-void score_all(const State& s, int64_t row, int64_t rows) {
+template <bool IsBf16, int Most>
+void score_all(const State& s, const TileSource& tile, int64_t row, int64_t rows) {
   if constexpr (Most > 0) {
-    for (; rows >= Most; row += Most, rows -= Most) score_rows<Most>(s, row);
-    if (rows > 0) score_all<Most - 1>(s, row, rows);
+    for (; rows >= Most; row += Most, rows -= Most) score_rows<IsBf16, Most>(s, tile, row);
+    if (rows > 0) score_all<IsBf16, Most - 1>(s, tile, row, rows);
   }
 }
 
@@ -273,18 +229,20 @@ void exponentiate_row(State& s, int64_t row) {
 }
 
 // o[row] = o[row] * alpha + sum over the range of p[j] value[j], keys in ascending order.
-template <int R, int V>
-void add_values(State& s, int64_t row, Range range, int64_t d) {
+template <bool IsBf16, int R, int V>
+void add_values(State& s, const TileSource& tile, int64_t row, Range range, int64_t d) {
   F sums[R][V];
   KV_UNROLL
   for (int r = 0; r < R; ++r)
     KV_UNROLL
     for (int v = 0; v < V; ++v)
       sums[r][v] = load(s.o + (row + r) * s.width + d + v * W) * set1(s.alpha[row + r]);
+  constexpr int64_t element = IsBf16 ? 2 : 4;
   for (int64_t j = range.begin; j < range.end; ++j) {
+    const char* at = tile.values[j / W] + j % W * tile.value_bytes + d * element;
     F values[V];
     KV_UNROLL
-    for (int v = 0; v < V; ++v) values[v] = load(s.values + j * s.width + d + v * W);
+    for (int v = 0; v < V; ++v) values[v] = load_element<IsBf16>(at + v * W * element);
     KV_UNROLL
     for (int r = 0; r < R; ++r) {
       const F p = set1(s.p[(row + r) * kTileKeys + j]);
@@ -298,25 +256,27 @@ void add_values(State& s, int64_t row, Range range, int64_t d) {
     for (int v = 0; v < V; ++v) store(s.o + (row + r) * s.width + d + v * W, sums[r][v]);
 }
 
-template <int R>
-void add_values_rows(State& s, int64_t row, Range range) {
+template <bool IsBf16, int R>
+void add_values_rows(State& s, const TileSource& tile, int64_t row, Range range) {
   int64_t d = 0;
   for (; d + kValueVectors * W <= s.width; d += kValueVectors * W)
-    add_values<R, kValueVectors>(s, row, range, d);
-  for (; d < s.width; d += W) add_values<R, 1>(s, row, range, d);
+    add_values<IsBf16, R, kValueVectors>(s, tile, row, range, d);
+  for (; d < s.width; d += W) add_values<IsBf16, R, 1>(s, tile, row, range, d);
 }
 
-template <int Most>
-void add_values_all(State& s, int64_t row, int64_t rows, Range range) {
+template <bool IsBf16, int Most>
+void add_values_all(State& s, const TileSource& tile, int64_t row, int64_t rows, Range range) {
   if constexpr (Most > 0) {
-    for (; rows >= Most; row += Most, rows -= Most) add_values_rows<Most>(s, row, range);
-    if (rows > 0) add_values_all<Most - 1>(s, row, rows, range);
+    for (; rows >= Most; row += Most, rows -= Most)
+      add_values_rows<IsBf16, Most>(s, tile, row, range);
+    if (rows > 0) add_values_all<IsBf16, Most - 1>(s, tile, row, rows, range);
   }
 }
 
 // An item's queries over one tile.
-void run_tile(State& s, int64_t group, int64_t position, int64_t tokens, int64_t window,
-              int64_t tile_start) {
+template <bool IsBf16>
+void run_tile(State& s, const TileSource& tile, int64_t group, int64_t position, int64_t tokens,
+              int64_t window, int64_t tile_start) {
   // Tokens whose range is empty take no part; they are at one end, those that see something are
   // consecutive: late tokens may have moved their window past the tile, early ones end before it.
   int64_t first = 0, last = tokens;
@@ -329,7 +289,7 @@ void run_tile(State& s, int64_t group, int64_t position, int64_t tokens, int64_t
   if (first == last) return;
 
   const int64_t row_begin = first * group, row_end = last * group;
-  score_all<kScoreQueries>(s, row_begin, row_end - row_begin);
+  score_all<IsBf16, kScoreQueries>(s, tile, row_begin, row_end - row_begin);
   for (int64_t row = row_begin; row < row_end; ++row) mask_row(s, row, range_of(row / group));
   for (int64_t row = row_begin; row < row_end; row += W) {  // arrays are padded
     const int64_t n = row_end - row;
@@ -341,7 +301,7 @@ void run_tile(State& s, int64_t group, int64_t position, int64_t tokens, int64_t
     const Range range = range_of(token);
     int64_t end = token + 1;
     while (end < last && range_of(end) == range) ++end;
-    add_values_all<kValueQueries>(s, token * group, (end - token) * group, range);
+    add_values_all<IsBf16, kValueQueries>(s, tile, token * group, (end - token) * group, range);
     token = end;
   }
 }
@@ -388,28 +348,38 @@ void run_split(const AttentionCall& call, const AttentionItem& item, int64_t hea
   const int64_t tokens = item.token_end - item.token_begin;
   const int64_t last = item.position + tokens - 1;
   const int64_t end = std::min((split + 1) * kSplitKeys, last + 1);
-  const int64_t to_values =
-      static_cast<const char*>(cache.values) - static_cast<const char*>(cache.keys);
-  // Finds the first tile from `start` on that some token of the item sees.
-  const auto find = [&](int64_t start, TileKeys& tile) {
-    for (tile.start = start; tile.start < end; tile.start += kTileKeys) {
-      tile.range = {visible(item.position, window, tile.start).begin,
-                    visible(last, window, tile.start).end};
-      if (tile.range.begin >= tile.range.end) continue;
-      locate(cache, blocks, head, tile);
-      prefetch(cache, tile, to_values);
+  // A copy pays if more queries read it than one pass of scores takes.
+  const bool many = s.rows > kScoreQueries || s.head_size % W;
+  const int64_t element = cache.is_bf16 ? 2 : 4;
+  struct Next {
+    int64_t start;
+    Range range;
+    TileSource source;
+  };
+  // Finds the first tile from `start` on that some token of the item sees, and asks for it.
+  const auto find = [&](int64_t start, Next& next) {
+    for (next.start = start; next.start < end; next.start += kTileKeys) {
+      next.range = {visible(item.position, window, next.start).begin,
+                    visible(last, window, next.start).end};
+      if (next.range.begin >= next.range.end) continue;
+      locate(cache, blocks, head, next.start, next.range, next.source);
+      prefetch(next.source, cache.head_size, element);
       return;
     }
   };
-  TileKeys tiles[2];
+  Next tiles[2];
   find(split * kSplitKeys, tiles[0]);
   for (int i = 0; tiles[i].start < end; i = 1 - i) {
-    TileKeys& tile = tiles[i];
+    const Next& tile = tiles[i];
     find(tile.start + kTileKeys, tiles[1 - i]);
-    load_keys(cache, tile.keys, s);
-    for (const char*& row : tile.keys) row += to_values;
-    load_values(cache, tile.keys, tile.range, s);
-    run_tile(s, group, item.position, tokens, window, tile.start);
+    TileSource copy;
+    if (many && cache.is_bf16) widen_tile<true>(tile.source, tile.range, s, copy);
+    else if (many) widen_tile<false>(tile.source, tile.range, s, copy);
+    if (many || !cache.is_bf16)
+      run_tile<false>(s, many ? copy : tile.source, group, item.position, tokens, window,
+                      tile.start);
+    else
+      run_tile<true>(s, tile.source, group, item.position, tokens, window, tile.start);
   }
 }
 

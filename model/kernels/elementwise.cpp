@@ -92,20 +92,27 @@ void rotary_angles(int64_t position, const float* frequencies, int64_t half, flo
 }
 
 namespace {
-void write_vector(void* base, int32_t is_bf16, int64_t at, const float* x, int64_t n) {
+// Writes x (n) to every `step`-th element from `at` on.
+void write_strided(void* base, int32_t is_bf16, int64_t at, int64_t step, const float* x,
+                   int64_t n) {
   if (is_bf16) {
     uint16_t* out = static_cast<uint16_t*>(base) + at;
-    for (int64_t i = 0; i < n; ++i) out[i] = float_to_bf16(x[i]);
+    for (int64_t i = 0; i < n; ++i) out[i * step] = float_to_bf16(x[i]);
   } else {
-    std::memcpy(static_cast<float*>(base) + at, x, sizeof(float) * n);
+    float* out = static_cast<float*>(base) + at;
+    for (int64_t i = 0; i < n; ++i) out[i * step] = x[i];
   }
 }
 }  // namespace
 
 void cache_write_row(const kv_cache_layer& cache, const float* k, const float* v, int64_t slot) {
-  const int64_t n = int64_t{cache.kv_heads} * cache.head_size;
-  write_vector(cache.keys, cache.is_bf16, slot * n, k, n);
-  write_vector(cache.values, cache.is_bf16, slot * n, v, n);
+  const int64_t size = cache.block_size, width = cache.head_size;
+  const int64_t block = slot / size, offset = slot % size;
+  for (int64_t head = 0; head < cache.kv_heads; ++head) {
+    const int64_t at = (block * cache.kv_heads + head) * width * size;
+    write_strided(cache.keys, cache.is_bf16, at + offset, size, k + head * width, width);
+    write_strided(cache.values, cache.is_bf16, at + offset * width, 1, v + head * width, width);
+  }
 }
 
 }  // namespace kvserve

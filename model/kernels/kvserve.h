@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define KV_ABI_VERSION 2
+#define KV_ABI_VERSION 3
 #define KV_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -37,13 +37,14 @@ typedef struct {
   const float* bias;  // out_features, or null
 } kv_matrix;
 
-// Keys and values of one layer inside the pool
-// (2, layers, blocks, block_size, kv_heads, head_size).
+// Keys and values of one layer inside the pool.  A block has as many elements as the pool's shape
+// says, but the kernels divide it by head first, so that an item of attention reads without gaps:
+// keys (blocks, kv_heads, head_size, block_size), values (blocks, kv_heads, block_size, head_size).
 typedef struct {
   void* keys;          // of this layer
   void* values;
   int32_t is_bf16;     // else float32
-  int32_t block_size;  // a power of two
+  int32_t block_size;  // a power of two, at least 16
   int32_t kv_heads;
   int32_t head_size;
 } kv_cache_layer;

@@ -201,7 +201,7 @@ def test_attention_row_is_the_same_however_it_came(
         for start, end in [(0, 1), (0, 7), (30, 34), (255, 256), (256, 257), (250, 300),
                            (511, 600), (599, 600), (1, 600)]:  # fmt: skip
             chunk = whole.last(end - start, until=end)
-            for crowd, block_size in (([], 4), (others, 16), (others[:2], 64)):
+            for crowd, block_size in (([], 16), (others, 32), (others[:2], 128)):
                 *_, out = call.attention(
                     kernels,
                     [*crowd, chunk],
@@ -298,9 +298,9 @@ def test_cache_write_rounds_to_nearest_even(pools: list[NativeKernels]) -> None:
     """bf16 keys and values are torch's own rounding, NaN included, and nothing else is touched."""
     r = request(21, 1, heads=2, kv_heads=2, head_size=20, seed=3)
     r.k[3, 1, 2] = torch.nan
-    paged = call.place(pools[1], [r], block_size=8, dtype=torch.bfloat16)
+    paged = call.place(pools[1], [r], block_size=16, dtype=torch.bfloat16)
     blocks = paged.block_table[0]
-    for stored, source in ((paged.keys, r.k), (paged.values, r.v)):
+    for stored, source in ((paged.keys_by_token, r.k), (paged.values_by_token, r.v)):
         got = stored[blocks].flatten(0, 1)
         torch.testing.assert_close(got[:21], source.bfloat16(), rtol=0, atol=0, equal_nan=True)
         assert got[21:].isnan().all()

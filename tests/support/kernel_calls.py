@@ -134,9 +134,21 @@ class Request:
 class Paged:
     """A pool layer holding some requests, everything else in it NaN."""
 
-    keys: Tensor  # (blocks, block_size, Hkv, D)
+    keys: Tensor  # (blocks, block_size, Hkv, D) for its size; the kernels divide a block by head
     values: Tensor
     block_table: Tensor
+
+    @property
+    def keys_by_token(self) -> Tensor:
+        """The keys as (blocks, block_size, Hkv, D)."""
+        blocks, block_size, kv_heads, head_size = self.keys.shape
+        return self.keys.view(blocks, kv_heads, head_size, block_size).permute(0, 3, 1, 2)
+
+    @property
+    def values_by_token(self) -> Tensor:
+        """The values as (blocks, block_size, Hkv, D)."""
+        blocks, block_size, kv_heads, head_size = self.values.shape
+        return self.values.view(blocks, kv_heads, block_size, head_size).transpose(1, 2)
 
     @property
     def layer(self) -> CacheLayer:

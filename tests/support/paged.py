@@ -34,8 +34,8 @@ class PagedCache:
         cls,
         model: Transformer,
         *,
-        block_size: int = 4,
-        num_blocks: int = 400,
+        block_size: int = 16,
+        num_blocks: int = 200,
         dtype: torch.dtype = torch.float32,
         backend: AttentionBackend | None = None,
     ) -> PagedCache:
