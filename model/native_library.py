@@ -1,33 +1,29 @@
 """NativeKernels: one built kernel library, loaded through ctypes, with its pool of threads.
 
-Finds the library for the best instruction set this processor has, or the one KVSERVE_KERNELS
-names, and says which it is and why. What the
-operations mean is the business of its users. Python's lock is released in every call.
+Finds the library for the best instruction set this processor has, or the one that is named, and
+says which it is and why. What the operations mean is the business of its users. Python's lock is
+released in every call.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from model.errors import ModelError
 from model.native_abi import ABI_VERSION, SIGNATURES
 
 InstructionSet = Literal["avx512", "avx2", "portable"]
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
 """Best first; each runs everywhere the one before it does."""
 
-SWITCH = "KVSERVE_KERNELS"
-"""Environment variable that forces an instruction set, or `off`."""
-
 KERNELS_FOLDER = Path(__file__).parent / "kernels"
 
 
-class NativeUnavailableError(RuntimeError):
+class NativeUnavailableError(ModelError):
     """The native kernels cannot be used; the message says why."""
 
 
@@ -45,15 +41,14 @@ class NativeKernels:
 
     Args:
         instruction_set: Which library to load.
-        threads: Size of the pool, the calling thread included; None takes as many as this
-            process may use.
+        threads: Size of the pool, the calling thread included.
 
     Raises:
         NativeUnavailableError: The library was not built, is of another version, or this
             processor cannot run it.
     """
 
-    def __init__(self, instruction_set: InstructionSet, *, threads: int | None = None) -> None:
+    def __init__(self, instruction_set: InstructionSet, *, threads: int) -> None:
         best = best_instruction_set()
         if INSTRUCTION_SETS.index(instruction_set) < INSTRUCTION_SETS.index(best):
             raise NativeUnavailableError(
@@ -61,7 +56,7 @@ class NativeKernels:
             )
         self.library = _load(instruction_set)
         self.instruction_set = instruction_set
-        self.threads = usable_threads() if threads is None else threads
+        self.threads = threads
         self.pool: int | None = self.library.kv_pool_create(self.threads)
 
     def __del__(self) -> None:
@@ -108,67 +103,39 @@ def best_instruction_set() -> InstructionSet:
     return next(known for known in INSTRUCTION_SETS if known == name)
 
 
-def usable_threads() -> int:
-    """The processors this process may use: its affinity, cut to the cgroup's quota."""
-    if hasattr(os, "sched_getaffinity"):
-        processors = len(os.sched_getaffinity(0))
-    else:
-        processors = os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, processors if quota is None else min(processors, int(quota + 0.5)))
-
-
-def _cgroup_quota() -> float | None:
-    """Processors granted by the cgroup (version 2, then 1); None is no limit."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
-            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
-        return None
-    return int(quota) / int(period)
-
-
 def load_kernels(
-    *, threads: int | None = None, environment: Mapping[str, str] = os.environ
+    choice: str = "auto", *, threads: int
 ) -> tuple[NativeKernels | None, NativeStatus]:
-    """Load the best kernels this machine can run, or the ones the switch names.
+    """Load the best kernels this machine can run, or the ones that are named.
 
     Args:
+        choice: auto, off, or an instruction set.
         threads: As for NativeKernels.
-        environment: Where the switch is looked up.
 
     Returns:
         The kernels, or None when the torch path has to do; and what was chosen and why.
 
     Raises:
-        NativeUnavailableError: The switch names kernels that cannot be had.
+        NativeUnavailableError: The choice cannot be had.
     """
-    wanted = environment.get(SWITCH, "auto").strip().lower() or "auto"
-    if wanted == "off":
-        return None, NativeStatus("torch", f"{SWITCH}=off", threads or usable_threads())
-    if wanted == "auto":
+    if choice == "off":
+        return None, NativeStatus("torch", "kernels are off", threads)
+    if choice == "auto":
         return _load_best(threads)
     for known in INSTRUCTION_SETS:
-        if wanted == known:
-            kernels = NativeKernels(known, threads=threads)
-            return kernels, NativeStatus(known, f"{SWITCH}={known}", kernels.threads)
+        if choice == known:
+            return NativeKernels(known, threads=threads), NativeStatus(known, "asked for", threads)
     raise NativeUnavailableError(
-        f"{SWITCH} is {wanted!r}; expected auto, off, {', '.join(INSTRUCTION_SETS)}"
+        f"kernels is {choice!r}; expected auto, off, {', '.join(INSTRUCTION_SETS)}"
     )
 
 
-def _load_best(threads: int | None) -> tuple[NativeKernels | None, NativeStatus]:
+def _load_best(threads: int) -> tuple[NativeKernels | None, NativeStatus]:
     """Load the best library that was built; the reason names what is missing."""
     try:
         best = best_instruction_set()
     except NativeUnavailableError as error:
-        return None, NativeStatus("torch", str(error), threads or usable_threads())
+        return None, NativeStatus("torch", str(error), threads)
     missing = ""
     for known in INSTRUCTION_SETS[INSTRUCTION_SETS.index(best) :]:
         try:
@@ -177,5 +144,5 @@ def _load_best(threads: int | None) -> tuple[NativeKernels | None, NativeStatus]
             missing = f" ({error})"
             continue
         reason = f"the best this processor can run is {best}{missing}"
-        return kernels, NativeStatus(known, reason, kernels.threads)
-    return None, NativeStatus("torch", f"no kernel library{missing}", threads or usable_threads())
+        return kernels, NativeStatus(known, reason, threads)
+    return None, NativeStatus("torch", f"no kernel library{missing}", threads)

@@ -247,10 +247,9 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         ModelError: The checkpoint cannot be found, read or served.
     """
     num_threads = config.threads or cpu_count()
-    torch.set_num_threads(num_threads)
-    kernels, status = load_kernels(
-        threads=num_threads, environment={"KVSERVE_KERNELS": config.kernels}
-    )
+    kernels, status = load_kernels(config.kernels, threads=num_threads)
+    # Beside the kernels torch does little, and its waiting threads would take their processors.
+    torch.set_num_threads(1 if kernels else num_threads)
     logger.info("kernels: %s (%s), %d threads", status.path, status.reason, num_threads)
     loaded = load_model(
         resolve_model(config.model),

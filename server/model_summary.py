@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from model.loader import open_checkpoint, resolve_model
+from model.native_library import load_kernels
 from server.cache_plan import format_bytes
 from server.config import EngineConfig
 from server.resources import available_memory, cpu_count
@@ -19,10 +20,13 @@ def summarise(config: EngineConfig) -> dict[str, str]:
     path = resolve_model(config.model)
     checkpoint = open_checkpoint(path)
     model = checkpoint.config
+    num_threads = config.threads or cpu_count()
+    _, kernels = load_kernels(config.kernels, threads=num_threads)
     return {
         "torch": torch.__version__,
         "CUDA": "yes" if torch.cuda.is_available() else "no",
-        "CPU threads": str(config.threads or cpu_count()),
+        "CPU threads": str(num_threads),
+        "CPU kernels": f"{kernels.path} ({kernels.reason})",
         "available memory": format_bytes(available_memory()),
         "model": str(path),
         "architecture": model.architecture,

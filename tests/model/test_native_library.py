@@ -7,11 +7,9 @@ import pytest
 from model import native_library
 from model.native_library import (
     INSTRUCTION_SETS,
-    SWITCH,
     NativeKernels,
     NativeUnavailableError,
     load_kernels,
-    usable_threads,
 )
 
 
@@ -24,8 +22,8 @@ def _built() -> None:
 
 
 def test_the_best_is_chosen() -> None:
-    """Without a switch the best library of this processor is loaded, and the reason says so."""
-    kernels, status = load_kernels(threads=2, environment={})
+    """Unless told otherwise this processor's best library is loaded, and the reason says so."""
+    kernels, status = load_kernels(threads=2)
     assert kernels is not None
     assert kernels.instruction_set == status.path
     assert INSTRUCTION_SETS.index(status.path) >= INSTRUCTION_SETS.index(
@@ -35,28 +33,21 @@ def test_the_best_is_chosen() -> None:
     assert status.threads == kernels.threads == 2
 
 
-def test_the_switch_forces_a_library() -> None:
-    """KVSERVE_KERNELS names the library to load; off means torch."""
-    kernels, status = load_kernels(environment={SWITCH: "Portable"})
+def test_a_library_can_be_asked_for() -> None:
+    """A name loads that library, and off means torch."""
+    kernels, status = load_kernels("portable", threads=1)
     assert kernels is not None
     assert kernels.instruction_set == status.path == "portable"
     assert kernels.library.kv_instruction_set() == b"portable"
-    kernels, status = load_kernels(environment={SWITCH: "off"})
+    kernels, status = load_kernels("off", threads=3)
     assert kernels is None
-    assert (status.path, status.reason) == ("torch", f"{SWITCH}=off")
+    assert (status.path, status.reason, status.threads) == ("torch", "kernels are off", 3)
 
 
-def test_an_unknown_switch_is_refused() -> None:
-    """A misspelt switch is an error that lists what is known."""
+def test_an_unknown_name_is_refused() -> None:
+    """A misspelt name is an error that lists what is known."""
     with pytest.raises(NativeUnavailableError, match="'avx1024'; expected auto, off, avx512, avx2"):
-        load_kernels(environment={SWITCH: "avx1024"})
-
-
-def test_threads_follow_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cgroup's quota limits the threads, rounded, and never below one."""
-    for quota, most in ((None, 64), (0.2, 1), (1.6, 2)):
-        monkeypatch.setattr(native_library, "_cgroup_quota", lambda quota=quota: quota)
-        assert 1 <= usable_threads() <= most
+        load_kernels("avx1024", threads=1)
 
 
 def test_pools_come_and_go() -> None:
