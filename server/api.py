@@ -20,7 +20,7 @@ from server.metrics import Metrics
 from server.protocols import Engine
 from server.response_answers import InputTokens
 from server.sampling_inputs import check_token_ids
-from server.streaming import ChatWriter, CompletionWriter
+from server.streaming import ChatWriter, CompletionWriter, encode_patiently
 from server.version import VERSION
 
 
@@ -83,14 +83,19 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         """Turn text or messages into token ids, as a generation request would count them."""
         body, ignored = await self.dispatcher.read(request, schemas.TokenizeBody, Endpoint.TOKENIZE)
-        tokens = await asyncio.to_thread(self.dispatcher.inputs.tokenize, body)
-        answer = answers.Tokens(
-            tokens=tokens, count=len(tokens), max_model_len=self._engine.info.max_model_len
+        raw = await asyncio.to_thread(lambda: encode_patiently(self._tokens(body)))
+        return json_answer(raw, ignored)
+
+    def _tokens(self, body: schemas.TokenizeBody) -> answers.Tokens:
+        """The tokens of a body, which may be millions: to be made in a thread."""
+        tokens = self.dispatcher.inputs.tokenize(body)
+        limit = self._engine.info.max_model_len
+        if not body.return_token_strs:
+            return answers.Tokens(tokens=tokens, count=len(tokens), max_model_len=limit)
+        names = [self._engine.tokenizer.id_to_token(token) or "" for token in tokens]
+        return answers.Tokens(
+            tokens=tokens, count=len(tokens), max_model_len=limit, token_strs=names
         )
-        if body.return_token_strs:
-            names = [self._engine.tokenizer.id_to_token(token) or "" for token in tokens]
-            answer = answers.Tokens(**answer.model_dump(exclude_unset=True), token_strs=names)
-        return json_answer(answer, ignored)
 
     async def detokenize(self, request: Request) -> Response:
         """Turn token ids into text."""

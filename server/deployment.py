@@ -8,6 +8,7 @@ A second one ends at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -119,6 +120,7 @@ class DrainingServer(uvicorn.Server):
         except BaseException:
             self.should_exit = True
             raise
+        _keep_for_good()
         self._on_ready()
 
     def _start_drain(self) -> None:
@@ -135,6 +137,12 @@ class DrainingServer(uvicorn.Server):
         """Stop the engine; one that is still loading has nothing to finish and dies with us."""
         if self._loading is not None and self._loading.done():
             await self._engine.stop(grace)
+
+
+def _keep_for_good() -> None:
+    """Leave what is loaded out of garbage collections, each of which holds up every stream."""
+    gc.collect()
+    gc.freeze()
 
 
 def serve(

@@ -204,9 +204,10 @@ class Dispatcher:
         return outputs if limit is None else within(limit, outputs)
 
 
-def json_answer(answer: BaseModel, ignored: Sequence[str] = ()) -> Response:
-    """A whole answer that needed no generation."""
-    return Response(encode(answer), media_type=_JSON, headers=_ignored_header(ignored))
+def json_answer(answer: BaseModel | bytes, ignored: Sequence[str] = ()) -> Response:
+    """A whole answer that needed no generation, encoded already or not."""
+    raw = answer if isinstance(answer, bytes) else encode(answer)
+    return Response(raw, media_type=_JSON, headers=_ignored_header(ignored))
 
 
 def _header_name(name: str) -> str:

@@ -104,9 +104,8 @@ class InputProcessor:
         """
         self.check_model(body.model)
         if max_tokens(body) == 0:
-            raise InvalidRequestError(
-                "'max_tokens' must be at least 1 (got 0).", param="max_tokens"
-            )
+            name = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
+            raise InvalidRequestError(f"'{name}' must be at least 1 (got 0).", param=name)
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequestError(
                 f"'top_logprobs' needs 'logprobs' to be true (got {body.top_logprobs}).",

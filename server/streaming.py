@@ -10,11 +10,11 @@ from __future__ import annotations
 import abc
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
@@ -28,6 +28,7 @@ from server.prompt_scores import prompt_scores
 from server.protocols import Tokenizer
 from server.request import FinishReason, RequestOutput
 
+Result = TypeVar("Result")
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -42,6 +43,15 @@ def encode(body: BaseModel | Mapping[str, object]) -> bytes:
     """Strict JSON without the fields that were not set."""
     plain = body.model_dump(exclude_unset=True) if isinstance(body, BaseModel) else body
     return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+
+
+def encode_patiently(body: BaseModel) -> bytes:
+    """The same piece by piece: slower, but other threads run meanwhile; for megabytes."""
+    encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+    text = bytearray()
+    for piece in encoder.iterencode(body.model_dump(exclude_unset=True)):
+        text += piece.encode()
+    return bytes(text)
 
 
 class Writer(abc.ABC):
@@ -111,6 +121,10 @@ class Writer(abc.ABC):
         yield from self._chunks(index, piece)
         if piece.finish_reason is not None:
             yield self._closing(index, piece)
+
+    def parts(self, output: RequestOutput) -> list[bytes]:
+        """The events of an output as they are sent."""
+        return [self.event(chunk) for chunk in self.chunks(output)]
 
     def _says_something(self, piece: Piece) -> bool:
         """Whether a piece is worth an event."""
@@ -302,11 +316,23 @@ async def collect(writer: Writer, outputs: AsyncGenerator[RequestOutput, None]) 
         ApiError: A request failed; the others are aborted.
     """
     pieces: list[list[Piece]] = [[] for _ in writer.call.requests]
+    is_long = False
     async with aclosing(outputs):
         async for output in outputs:
-            index, piece = writer.feed(output)
+            index, piece = await _aside(output, writer.feed)
             pieces[index].append(piece)
-    return writer.encode(writer.answer([join(gained) for gained in pieces]))
+            is_long = is_long or output.prompt_logprobs is not None
+    joined = [join(gained) for gained in pieces]
+    if is_long:
+        return await asyncio.to_thread(lambda: encode_patiently(writer.answer(joined)))
+    return writer.encode(writer.answer(joined))
+
+
+async def _aside(output: RequestOutput, work: Callable[[RequestOutput], Result]) -> Result:
+    """What comes of an output; in a thread if the scores of a prompt make that long."""
+    if output.prompt_logprobs is None:
+        return work(output)
+    return await asyncio.to_thread(work, output)
 
 
 async def events(
@@ -327,8 +353,9 @@ async def events(
             if output is None:
                 yield writer.keep_alive
                 continue
-            for chunk in writer.chunks(output):
-                yield writer.event(chunk)
+            parts = await _aside(output, writer.parts)
+            for part in parts:
+                yield part
             if writer.finished:
                 break  # nothing may come between the last token and the usage
     for part in writer.ending():
