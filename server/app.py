@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from server import (
     answers,
@@ -124,7 +124,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         ("/version", api.version, answers.Version),
     ):
         app.add_api_route(path, handler, responses=openapi.responses(answer, 503))
-    app.add_api_route("/metrics", api.metrics)
+    app.add_api_route("/metrics", api.metrics, response_class=PlainTextResponse)
     app.add_api_route(
         "/v1/models/{model_id:path}",
         api.model,
@@ -161,8 +161,13 @@ def _add_experiments(app: FastAPI, experiments: Experiments) -> None:
         ("/v1/compare", experiments.compare, schemas.CompareBody),
         ("/v1/attention", experiments.attention, schemas.AttentionBody),
     ):
-        described = openapi.request_body(body)
-        app.add_api_route(path, handler, methods=["POST"], openapi_extra=described)
+        app.add_api_route(
+            path,
+            handler,
+            methods=["POST"],
+            openapi_extra=openapi.request_body(body),
+            responses=openapi.errors(400, 404, 413, 500, 503),
+        )
 
 
 def _add_gates(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
@@ -188,7 +193,9 @@ def _add_views(app: FastAPI, views: Views, page: Page) -> None:
         ("/requests/{request_id}/timeline", views.timeline),
     ):
         name = openapi.path_parameter("request_id") if "{" in path else None
-        app.add_api_route(path, handler, openapi_extra=name)
+        app.add_api_route(
+            path, handler, openapi_extra=name, responses=openapi.errors(400, 404, 503)
+        )
     app.add_api_route("/", page.index, include_in_schema=False)
     app.add_api_route("/static/{name}", page.asset, include_in_schema=False)
 

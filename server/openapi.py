@@ -6,6 +6,7 @@ what they hold is added to the routes here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -55,7 +56,7 @@ def path_parameter(name: str) -> dict[str, Any]:
 
 def responses(
     answer: type[BaseModel],
-    *errors: int,
+    *statuses: int,
     chunk: type[BaseModel] | None = None,
     error: type[BaseModel] = answers.ErrorAnswer,
 ) -> dict[int | str, dict[str, Any]]:
@@ -64,8 +65,16 @@ def responses(
     if chunk is not None:
         good["description"] = "The answer; a stream of such events if `stream` is true"
         good["content"] = {"text/event-stream": {"schema": _reference(chunk)}}
-    bad = {"model": error, "description": "An error"}
-    return {200: good, **dict.fromkeys(errors, bad)}
+    return {200: good, **_errors(error, statuses)}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route whose answer is a view: its errors alone."""
+    return _errors(answers.ErrorAnswer, statuses)
+
+
+def _errors(shape: type[BaseModel], statuses: Sequence[int]) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": shape, "description": "An error"} for status in statuses}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
