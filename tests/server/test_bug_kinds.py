@@ -273,6 +273,18 @@ def test_users_cannot_forge_control_tokens(smollm2, content, tokens):
 
 
 @pytest.mark.smollm2
+def test_tokenising_agrees_with_what_is_counted(smollm2):
+    """With special tokens or without, this model has no first token of its own."""
+    body = {"prompt": "ab", "max_tokens": 1}
+    assert smollm2.post(COMPLETIONS, json=body).json()["usage"]["prompt_tokens"] == 1
+    for special in (True, False):
+        asked = {"prompt": "ab", "add_special_tokens": special}
+        assert smollm2.post("/tokenize", json=asked).json()["count"] == 1
+    chat = {"messages": [user("Say ok")]}
+    assert smollm2.post("/tokenize", json=chat).json()["count"] == 32
+
+
+@pytest.mark.smollm2
 def test_an_assistant_turn_without_content_is_an_empty_one(smollm2):
     """Null and the empty string give the same prompt, and neither is an error."""
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
