@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from server.call import AnswerOptions, Prompt
-from server.errors import EngineDeadError, InternalError
+from server.errors import EngineDeadError, InternalError, InvalidRequestError
 from server.protocols import Tokenizer
 from server.request import FinishReason, RequestOutput, TokenLogprob
 
@@ -168,6 +168,8 @@ def finite(logprob: float) -> float:
 
 
 def _check(output: RequestOutput) -> None:
+    if output.is_contradiction:
+        raise InvalidRequestError(output.error or "The request contradicts itself.")
     if output.finish_reason is FinishReason.ERROR:
         raise InternalError(output.error or "The server failed to finish this request.")
     if output.finish_reason is FinishReason.ABORT:

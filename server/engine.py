@@ -207,7 +207,9 @@ class Engine:
 
     def _output(self, request: Request, sampled: SamplerOutput, row: int) -> RequestOutput:
         if row in sampled.failed:
-            return self._output_processor.fail(request, sampled.failed[row])
+            return self._output_processor.fail(
+                request, sampled.failed[row], is_contradiction=sampled.is_contradiction(row)
+            )
         logprob: TokenLogprob | None = sampled.logprobs[row]
         return self._output_processor.process(request, sampled.token_ids[row], logprob)
 

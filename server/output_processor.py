@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from model.tokenizer import Tokenizer
 from server.detokenizer import Detokenizer
@@ -50,10 +51,13 @@ class OutputProcessor:
             logger.exception("request %s failed while its output was made", request.request_id)
             return self.fail(request, "The server failed to process this request's output.")
 
-    def fail(self, request: Request, message: str) -> RequestOutput:
-        """End the request with an error for its client."""
+    def fail(
+        self, request: Request, message: str, *, is_contradiction: bool = False
+    ) -> RequestOutput:
+        """End the request with an error for its client, of whose making it may be."""
         self.forget(request.request_id)
-        return _output(request, finish_reason=FinishReason.ERROR, error=message)
+        output = _output(request, finish_reason=FinishReason.ERROR, error=message)
+        return replace(output, is_contradiction=is_contradiction)
 
     def finish_scoring(self, request: Request) -> RequestOutput:
         """End a request that asked for nothing but its prompt's log-probabilities."""

@@ -158,6 +158,8 @@ class RequestOutput:
     """The stop string or stop token id that ended the request; None for an end-of-text token."""
     error: str | None = None
     """A sentence for the client when finish_reason is ERROR."""
+    is_contradiction: bool = False
+    """Whether the error is that the request's own demands leave nothing to say."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0

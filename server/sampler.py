@@ -32,6 +32,7 @@ from server.vocabulary_blocks import (
 # How many of the likeliest tokens are looked at to find a cut, before a row is sorted whole.
 _CANDIDATES = 128
 _MORE_CANDIDATES = 2048
+_NOTHING_ALLOWED = "The request's penalties, biases and bans leave no token to choose."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,10 @@ class SamplerOutput:
     """(B,) for the rows that asked and did not fail."""
     failed: dict[int, str] = field(default_factory=dict)
     """Row -> why no token could be chosen, a sentence for the client."""
+
+    def is_contradiction(self, row: int) -> bool:
+        """Whether a row failed because its request allows no token, through no fault of ours."""
+        return self.failed.get(row) == _NOTHING_ALLOWED
 
 
 class Sampler:
@@ -241,7 +246,7 @@ def _failures(raw_maxima: Sequence[float], maxima: Sequence[float]) -> dict[int,
         if not np.isfinite(raw):
             failed[row] = NOT_FINITE
         elif not np.isfinite(edited):
-            failed[row] = "The request's penalties, biases and bans leave no token to choose."
+            failed[row] = _NOTHING_ALLOWED
     return failed
 
 

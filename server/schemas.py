@@ -102,7 +102,7 @@ class SamplingBody(Body):
     ignore_eos: bool = False
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float | None, Field(gt=0, le=100)] = None
+    repetition_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
     """Lower runs first."""
     prefix_cache: bool = True

@@ -221,3 +221,19 @@ def test_damaged_requests_are_refused_in_the_right_shape_and_disturb_nobody(serv
         assert statuses[200] > NUM_MUTATIONS / 10
         assert statuses[400] > NUM_MUTATIONS / 10
         assert wait_until(lambda: server.is_idle, PATIENCE)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_demands_that_leave_no_token_are_the_callers_fault(server, stream):
+    """A pattern and allowed tokens that exclude each other bring a 400, not a fault of ours."""
+    body = {
+        "prompt": "c",
+        "max_tokens": 9,
+        "allowed_token_ids": [65, 66],
+        "structured_outputs": {"regex": "CC"},
+        "stream": stream,
+    }
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+    assert answer.status_code == 400
+    check_error("/v1/completions", answer.json())
+    assert "leave no token" in answer.json()["error"]["message"]

@@ -25,7 +25,7 @@ def refuse(schema, **values):
         ("temperature", 2.5, "'temperature' must be at most 2 (got 2.5)."),
         ("temperature", "nan", "'temperature' must be a number (got \"nan\")."),
         ("top_p", -0.1, "'top_p' must be at least 0 (got -0.1)."),
-        ("repetition_penalty", 0, "'repetition_penalty' must be greater than 0 (got 0)."),
+        ("repetition_penalty", 0, "'repetition_penalty' must be at least 0.01 (got 0)."),
         ("max_tokens", -1, "'max_tokens' must be at least 0 (got -1)."),
         ("logprobs", 21, "'logprobs' must be at most 20 (got 21)."),
         ("logprobs", -1, "'logprobs' must be at least 0 (got -1)."),
