@@ -33,13 +33,13 @@ def described(tiny_server):
     return schemathesis.openapi.from_url(f"{tiny_server.url}/openapi.json")
 
 
-def check_error(path: str, answer) -> None:
+def check_error(case, answer) -> None:
     """The shape that the clients of a path read, and never a fault of the server's."""
-    assert 400 <= answer.status_code < 500, answer.text
+    assert 400 <= answer.status_code < 500, f"{answer.text} to {case.as_curl_command()}"
     assert answer.status_code != 422
     error = answer.json()["error"]
     assert isinstance(error["message"], str)
-    if path.startswith("/v1/messages"):
+    if case.operation.path.startswith("/v1/messages"):
         assert answer.json()["type"] == "error"
     else:
         assert error.keys() == {"message", "type", "param", "code"}
@@ -72,7 +72,7 @@ def test_what_the_description_allows_is_answered_as_described(described, tiny_se
             num_tried += 1
             answer = case.call(base_url=tiny_server.url, timeout=PATIENCE)
             if answer.status_code != 200:
-                check_error(case.operation.path, answer)
+                check_error(case, answer)
             case.validate_response(
                 answer,
                 checks=[
