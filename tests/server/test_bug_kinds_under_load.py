@@ -215,6 +215,8 @@ def test_repetition_penalty_picks_the_token_that_transformers_picks(random_llama
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf) -> Iterator[httpx.Client]:
     loaded = load_engine(smollm2_gguf, kv_cache_memory=256 * 2**20, threads=2)
+    if loaded.info.kernels == "torch":
+        pytest.skip("the native kernels, which promise the same bits, were not built")
     with serving(AsyncEngine(lambda: loaded)) as url, httpx.Client(base_url=url) as client:
         client.timeout = 120
         yield client
