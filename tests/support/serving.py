@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ def serving(engine: Engine, *, port: int = 0, **options: object) -> Iterator[str
     finally:
         server.should_exit = True
         thread.join(20)
+        gc.unfreeze()  # the server froze what this process, which outlives it, had made
         if thread.is_alive():
             raise TimeoutError("the server did not end")
 
