@@ -85,4 +85,5 @@ def test_what_the_description_allows_is_answered_as_described(described, tiny_se
 
         with subtests.test(operation.label):
             attempt()
+    print(f"{num_tried} requests of {len(operations)} operations")  # noqa: T201 - for -s
     assert num_tried > NUM_EXAMPLES * len(operations) / 4
