@@ -15,7 +15,7 @@
 namespace kvserve {
 
 // 32 neighbouring activations of a row rounded to int8, x = scale * (q - zero), and all a tile
-// needs to know of them: one pointer a row, since a tile of many pointers has no registers left for them.
+// needs to know of them, behind one pointer a row: a tile has no registers left for more.
 // The zero point halves the step of values that are all of one sign.
 struct QuantisedGroup {
   int8_t values[kGroup];   // q in -127..127; zero beyond the end of the row
