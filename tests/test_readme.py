@@ -1,12 +1,20 @@
-"""tests/README.md says which test holds which kind of fault; here it is held to the truth."""
+"""What the two READMEs say of files, commands and tests is held to the truth."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+from typer.main import get_command
+
+from server.cli import app
+
 TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+README = (ROOT / "README.md").read_text()
 ROW = re.compile(r"\| (H\d\d) \| [^|]+ \| (.+) \|")
 
 
@@ -22,3 +30,23 @@ def test_every_entry_names_tests_that_are_there():
                 if isinstance(node, ast.FunctionDef)
             }
             assert test in functions, f"{entry}: {path} has no {test}"
+
+
+def test_the_file_tree_is_up_to_date():
+    """The README lists every source file with the first sentence of its head."""
+    command = [sys.executable, str(ROOT / ".ci" / "file-tree")]
+    tree = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert tree.strip() in README, "run .ci/file-tree --write"
+
+
+def test_every_command_is_there():
+    """The README names all commands of kvserve, and none that does not exist."""
+    named = set(re.findall(r"\| `kvserve (\w+)", README))
+    assert named == set(get_command(app).commands)
+
+
+def test_every_link_leads_somewhere():
+    """Each relative link of the README is a file or a folder of the project."""
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
