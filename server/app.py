@@ -166,7 +166,9 @@ def _add_experiments(app: FastAPI, experiments: Experiments) -> None:
             handler,
             methods=["POST"],
             openapi_extra=openapi.request_body(body),
-            responses=openapi.errors(400, 404, 413, 500, 503),
+            responses=openapi.view(
+                400, 404, 413, 429, 500, 503, streams="stream" in body.model_fields
+            ),
         )
 
 
@@ -193,9 +195,8 @@ def _add_views(app: FastAPI, views: Views, page: Page) -> None:
         ("/requests/{request_id}/timeline", views.timeline),
     ):
         name = openapi.path_parameter("request_id") if "{" in path else None
-        app.add_api_route(
-            path, handler, openapi_extra=name, responses=openapi.errors(400, 404, 503)
-        )
+        described = openapi.view(400, 404, 503, streams=path.endswith("/stream"))
+        app.add_api_route(path, handler, openapi_extra=name, responses=described)
     app.add_api_route("/", page.index, include_in_schema=False)
     app.add_api_route("/static/{name}", page.asset, include_in_schema=False)
 

@@ -68,9 +68,12 @@ def responses(
     return {200: good, **_errors(error, statuses)}
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route whose answer is a view: its errors alone."""
-    return _errors(answers.ErrorAnswer, statuses)
+def view(*statuses: int, streams: bool = False) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route whose answer is for looking at: whether it streams, its errors."""
+    good: dict[str, Any] = {"description": "The answer"}
+    if streams:
+        good["content"] = {"text/event-stream": {}}
+    return {200: good, **_errors(answers.ErrorAnswer, statuses)}
 
 
 def _errors(shape: type[BaseModel], statuses: Sequence[int]) -> dict[int | str, dict[str, Any]]:
