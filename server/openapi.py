@@ -64,7 +64,7 @@ def responses(
     good: dict[str, Any] = {"model": answer, "description": "The answer"}
     if chunk is not None:
         good["description"] = "The answer; a stream of such events if `stream` is true"
-        good["content"] = {"text/event-stream": {"schema": _reference(chunk)}}
+        good["content"] = {"text/event-stream": {"schema": _event(chunk)}}
     return {200: good, **_errors(error, statuses)}
 
 
@@ -91,6 +91,13 @@ def describe(app: FastAPI) -> dict[str, Any]:
     # Of a type that is both sent and answered, what a client may leave out is what counts.
     components |= definitions["$defs"]
     return document
+
+
+def _event(chunk: type[BaseModel]) -> dict[str, Any]:
+    """A server-sent event whose data is JSON of this type, as OpenAPI 3.2 describes one."""
+    data = {"contentMediaType": "application/json", "contentSchema": _reference(chunk)}
+    fields = {"event": {"type": "string"}, "data": {"type": "string", **data}}
+    return {"type": "object", "properties": fields}
 
 
 def _reference(schema: type[BaseModel]) -> dict[str, str]:
