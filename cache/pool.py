@@ -14,7 +14,8 @@ that is the business of KVCacheManager, which deals in integers only. The engine
 
 A block id names the same column in every layer, for keys and for values, so one list of ids says
 where all of a request lives. Nothing is ever moved: a request grows by being given another
-column, and it ends by giving its columns back.
+column, and it ends by giving its columns back. Inside a block the native kernels keep an order of
+their own (model/kernels/kvserve.h): whoever writes a pool is the one that can read it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class EngineConfig(BaseSettings):
     served_model_name: Annotated[str | None, Field(min_length=1)] = None
     """The id under which clients ask for the model; its own name if none."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the weights and the cache; auto is bfloat16 unless the file says float32."""
+    """Of weights and cache; auto is the file's float32, else bfloat16; kernels keep GGUF blocks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto is CUDA if there is one."""
     threads: AutoInt = None

@@ -94,8 +94,7 @@ class Scheduler:
         max_num_batched_tokens: Tokens in one step.
         max_model_len: Tokens of prompt and output together that a request may reach.
         max_prompt_tokens_beside_decodes: Tokens that catching up may add to a step in which other
-            requests decode, so that a long prompt does not stall their streams. With 64 a step
-            takes three to six times as long as without (SmolLM2-135M on two CPU cores).
+            requests decode, so that a long prompt does not stall their streams.
     """
 
     def __init__(
