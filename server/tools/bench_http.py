@@ -114,8 +114,8 @@ class HttpContender:
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end and self._process.poll() is None:
             try:
-                answer = httpx.get(f"{self._url}/v1/models")
                 if httpx.get(f"{self._url}/ready").is_success:
+                    answer = httpx.get(f"{self._url}/v1/models")
                     return str(answer.json()["data"][0]["id"])
             except httpx.TransportError:
                 pass
