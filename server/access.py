@@ -23,7 +23,7 @@ from server.errors import ApiError, AuthenticationError, InternalError
 from server.exchange import CURRENT, Exchange, request_id
 from server.message_errors import message_error, speaks_messages
 from server.metrics import Metrics
-from server.streaming import encode
+from server.wire import encode
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("kvserve.access")

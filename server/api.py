@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import answers, schemas
+from server.chat_writer import ChatWriter
+from server.completion_writer import CompletionWriter
 from server.config import ServerConfig
 from server.dispatcher import Dispatcher, json_answer
 from server.errors import EngineDeadError
@@ -20,8 +22,8 @@ from server.metrics import Metrics
 from server.protocols import Engine
 from server.response_answers import InputTokens
 from server.sampling_inputs import check_token_ids
-from server.streaming import ChatWriter, CompletionWriter, encode_patiently
 from server.version import VERSION
+from server.wire import encode, encode_patiently
 
 
 class Api:
@@ -102,14 +104,17 @@ class Api:
         body, ignored = await self.dispatcher.read(
             request, schemas.DetokenizeBody, Endpoint.DETOKENIZE
         )
+        raw = await asyncio.to_thread(lambda: encode(self._text(body)))
+        return json_answer(raw, ignored)
+
+    def _text(self, body: schemas.DetokenizeBody) -> answers.Text:
+        """The text of a body, which may be megabytes: to be made in a thread."""
         self.dispatcher.inputs.check_model(body.model)
         check_token_ids(body.tokens, self._engine.info, "tokens")
-        text = await asyncio.to_thread(
-            self._engine.tokenizer.decode,
-            body.tokens,
-            skip_special_tokens=body.skip_special_tokens,
+        text = self._engine.tokenizer.decode(
+            body.tokens, skip_special_tokens=body.skip_special_tokens
         )
-        return json_answer(answers.Text(prompt=text), ignored)
+        return answers.Text(prompt=text)
 
     async def tokenizer_info(self) -> Response:
         """Say what evaluation tools ask of a tokenizer."""

@@ -16,7 +16,8 @@ from server.call import Call
 from server.choices import Piece
 from server.protocols import Tokenizer
 from server.request import FinishReason, RequestOutput
-from server.streaming import Writer, encode
+from server.wire import encode
+from server.writer import Writer
 
 
 def named_event(body: BaseModel) -> bytes:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError, BodyTooLargeError, InternalError
-from server.streaming import event
+from server.wire import event
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -32,7 +32,9 @@ from server.json_body import parse_object
 from server.metrics import Metrics
 from server.protocols import Engine, Tokenizer
 from server.request import RequestOutput
-from server.streaming import Writer, collect, encode, events
+from server.streaming import collect, events
+from server.wire import encode
+from server.writer import Writer
 
 logger = logging.getLogger(__name__)
 IGNORED_HEADER = "X-Ignored-Fields"
@@ -40,6 +42,8 @@ _INLINE_BYTES = 16_384
 """Bodies up to this size are parsed on the event loop; longer ones in a thread."""
 _JSON = "application/json"
 _MAX_HEADER = 1000
+_MAX_NAMED = 400
+"""More ignored fields than a header has room for are not named."""
 _MAX_REPORTED = 1000
 _READY = "READY"
 
@@ -148,7 +152,7 @@ class Dispatcher:
     def _report(self, ignored: Sequence[str], user_agent: str) -> None:
         """Count the ignored fields, and log each once for each client program."""
         self._metrics.num_ignored_fields += len(ignored)
-        for name in ignored:
+        for name in ignored[:_MAX_NAMED]:
             key = (_header_name(name), user_agent[:200])
             if key not in self._reported and len(self._reported) < _MAX_REPORTED:
                 self._reported.add(key)
@@ -217,7 +221,7 @@ def _header_name(name: str) -> str:
 
 def _ignored_header(ignored: Sequence[str]) -> dict[str, str]:
     """The header that names what was ignored, about a kilobyte at most."""
-    names = ", ".join(filter(None, map(_header_name, ignored)))
+    names = ", ".join(filter(None, map(_header_name, ignored[:_MAX_NAMED])))
     if len(names) > _MAX_HEADER:
         names = names[:_MAX_HEADER].rpartition(", ")[0]
     return {IGNORED_HEADER: names} if names else {}

@@ -87,10 +87,13 @@ class UnknownParameterError(InvalidRequestError):
     """
 
     default_code = "unknown_parameter"
+    _MAX_NAMED = 100
 
     def __init__(self, names: Sequence[str], guesses: Mapping[str, str]) -> None:
         plural = "s" if len(names) > 1 else ""
-        listed = ", ".join(f"'{name}'" for name in names)
+        listed = ", ".join(f"'{name}'" for name in names[: self._MAX_NAMED])
+        if len(names) > self._MAX_NAMED:
+            listed += f" and {len(names) - self._MAX_NAMED} more"
         hints = "".join(
             f" Did you mean '{guess}'" + (f" instead of '{name}'?" if plural else "?")
             for name, guess in guesses.items()

@@ -32,7 +32,7 @@ from server.errors import (
 from server.fields import Endpoint, judge
 from server.json_body import parse_object
 from server.protocols import Engine
-from server.streaming import encode, event
+from server.wire import encode, event
 
 MAX_BODY_BYTES = 64_000
 MAX_PROMPT_TOKENS = 256

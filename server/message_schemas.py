@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from server.output_schemas import MAX_TOOLS, TOOL_NAME
-from server.schemas import MAX_MESSAGES, MAX_STOPS, SamplingBody, StopString
+from server.schemas import FIRST_ERROR, MAX_MESSAGES, MAX_STOPS, SamplingBody, StopString
 
 
 class _Part(BaseModel):
@@ -39,7 +39,7 @@ def _kind(value: object) -> str:
 
 TextContent = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[list[Annotated[TextBlock, Field(discriminator="type")]], Tag("list")],
+    | Annotated[list[Annotated[TextBlock, Field(discriminator="type")]], FIRST_ERROR, Tag("list")],
     Discriminator(_kind),
 ]
 
@@ -62,7 +62,7 @@ ContentBlock = Annotated[
     TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
 ]
 BlockContent = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[ContentBlock], Tag("list")],
+    Annotated[str, Tag("text")] | Annotated[list[ContentBlock], FIRST_ERROR, Tag("list")],
     Discriminator(_kind),
 ]
 
@@ -117,7 +117,7 @@ class OutputConfig(_Part):
 class MessageCountBody(SamplingBody):
     """POST /v1/messages/count_tokens."""
 
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
     """The whole conversation; an assistant's turn at its end is continued."""
     system: TextContent | None = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None

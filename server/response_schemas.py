@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from server.output_schemas import MAX_TOOLS, TOOL_NAME
-from server.schemas import MAX_MESSAGES, SamplingBody
+from server.schemas import FIRST_ERROR, MAX_MESSAGES, SamplingBody
 
 MAX_LABELS = 64
 
@@ -52,7 +52,8 @@ def _choice_kind(value: object) -> str:
 
 ItemParts = list[Annotated[ItemText | ItemRefusal, Field(discriminator="type")]]
 ItemContent = Annotated[
-    Annotated[str, Tag("text")] | Annotated[ItemParts, Tag("list")], Discriminator(_kind)
+    Annotated[str, Tag("text")] | Annotated[ItemParts, FIRST_ERROR, Tag("list")],
+    Discriminator(_kind),
 ]
 
 
@@ -96,7 +97,10 @@ Item = Annotated[
 ]
 Input = Annotated[
     Annotated[Annotated[str, Field(min_length=1)], Tag("text")]
-    | Annotated[Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)], Tag("list")],
+    | Annotated[
+        Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR],
+        Tag("list"),
+    ],
     Discriminator(_kind),
 ]
 

@@ -32,6 +32,8 @@ MAX_COMPARED = 128
 MAX_MESSAGES = 32_768
 MAX_TEMPLATE_KWARGS = 64
 INT64 = 1 << 63
+FIRST_ERROR = Field(fail_fast=True)
+"""For lists that may be long: one finding says enough, and a million take seconds."""
 
 
 def _kind(value: object) -> str:
@@ -58,12 +60,14 @@ Stop = Annotated[
     Discriminator(_kind),
 ]
 ShortText = Annotated[str, Field(min_length=1, max_length=16_000)]
-TokenIds = Annotated[list[int], Field(min_length=1)]
+TokenIds = Annotated[list[int], Field(min_length=1), FIRST_ERROR]
 Prompt = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[Annotated[list[str], Field(max_length=MAX_PROMPTS)], Tag("texts")]
+    | Annotated[Annotated[list[str], Field(max_length=MAX_PROMPTS), FIRST_ERROR], Tag("texts")]
     | Annotated[TokenIds, Tag("ids")]
-    | Annotated[Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS)], Tag("id_lists")],
+    | Annotated[
+        Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS), FIRST_ERROR], Tag("id_lists")
+    ],
     Discriminator(_prompt_kind),
 ]
 
@@ -129,7 +133,8 @@ class GenerationBody(SamplingBody):
         dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)
     ] = {}
     allowed_token_ids: Annotated[
-        list[int] | None, Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)
+        Annotated[list[int], FIRST_ERROR] | None,
+        Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS),
     ] = None
     """The only tokens that may be generated."""
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] = []
@@ -194,7 +199,8 @@ class MadeCall(BaseModel):
 
 Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[Part], Tag("list")], Discriminator(_kind)
+    Annotated[str, Tag("text")] | Annotated[list[Part], FIRST_ERROR, Tag("list")],
+    Discriminator(_kind),
 ]
 
 
@@ -211,7 +217,7 @@ class Message(BaseModel):
     tool_call_id: str | None = None
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
 
 
 class ChatBody(GenerationBody):
@@ -247,7 +253,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    tokens: list[int]
+    tokens: Annotated[list[int], FIRST_ERROR]
     skip_special_tokens: bool = False
 
 

@@ -20,8 +20,8 @@ from server.connection import EventStream
 from server.errors import InvalidRequestError, NotFoundError
 from server.exchange import names_of
 from server.protocols import Engine
-from server.streaming import KEEP_ALIVE, encode
 from server.timeline import MAX_FINISHED, Event, EventKind, RequestHistory, RequestRecord
+from server.wire import KEEP_ALIVE, encode, encode_patiently
 
 FRAME_SECONDS = 0.1
 """Time between two frames of the stream, at least."""
@@ -79,12 +79,18 @@ class Views:
                 f"'format' must be one of {', '.join(_FORMATS)} (got '{wanted[:80]}').",
                 param="format",
             )
-        histories = self._histories(str(request.path_params["request_id"]))
-        if wanted == "chrome":
-            return _json(chrome_trace(histories))
+        request_id = str(request.path_params["request_id"])
+        raw = await asyncio.to_thread(lambda: encode_patiently(self._timeline(request_id, wanted)))
+        return Response(raw, media_type=_JSON)
+
+    def _timeline(self, request_id: str, form: str) -> dict[str, object]:
+        """The histories that go by a name, which may be of many thousand steps: takes its time."""
+        histories = self._histories(request_id)
+        if form == "chrome":
+            return chrome_trace(histories)
         offset = self._engine.timeline.wall_clock_offset
         described = [_describe_history(history, offset) for history in histories]
-        return _json({"object": "timeline", "data": described})
+        return {"object": "timeline", "data": described}
 
     def _histories(self, request_id: str) -> list[RequestHistory]:
         """Of a request, or all choices of a call or of what the client named so in x-request-id.

@@ -28,6 +28,8 @@ WITHOUT_TORCH = {
     "server.schemas",
     "server.input_processor",
     "server.streaming",
+    "server.wire",
+    "server.writer",
     "server.request",
     "server.scheduler",
     "server.errors",

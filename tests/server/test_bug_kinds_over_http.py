@@ -7,8 +7,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -188,53 +186,6 @@ def test_logits_that_are_not_finite_are_an_error(checkpoint_copy, stream):
         error = refused(client.post("/v1/completions", json=body), 500)
         assert "finite" in error["message"]
         assert client.post("/v1/completions", json=sound).json()["choices"] == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": "word " * 1_000_000}),
-        ("/v1/completions", {"prompt": "word " * 1_000_000, "truncate_prompt_tokens": 9}),
-        ("/tokenize", {"prompt": "word " * 400_000, "return_token_strs": True}),
-        ("/v1/chat/completions/input_tokens", {"messages": QUESTION * 10_000}),
-        ("/v1/responses", {"input": QUESTION * 10_000, "max_output_tokens": 1}),
-    ],
-    ids=["refused", "truncated", "tokenised", "chat", "responses"],
-)
-def test_huge_bodies_do_not_hold_up_the_others(smollm2_gguf, path, body):
-    """While one is prepared, /health goes on to answer, again and again."""
-    loaded = load_engine(smollm2_gguf, kv_cache_memory=256 * 2**20)
-    with serving(AsyncEngine(lambda: loaded)) as url:
-        command = [sys.executable, "-c", _POST, f"{url}{path}"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-            feeder = threading.Thread(target=_feed, args=(child, json.dumps(body).encode()))
-            feeder.start()
-            num_answers = 0
-            with httpx.Client(base_url=url, timeout=60) as client:
-                while child.poll() is None:
-                    assert client.get("/health").status_code == 200
-                    num_answers += 1
-                    time.sleep(0.02)
-            feeder.join()
-            assert child.stdout.read().split()[0] in (b"200", b"400")
-    assert num_answers > 3
-
-
-_POST = """
-import sys, urllib.request, urllib.error
-request = urllib.request.Request(sys.argv[1], sys.stdin.buffer.read())
-try:
-    print(urllib.request.urlopen(request).status)
-except urllib.error.HTTPError as error:
-    print(error.status)
-"""
-"""A client of its own process: this one's must not wait for it."""
-
-
-def _feed(child: subprocess.Popen, raw: bytes) -> None:
-    child.stdin.write(raw)
-    child.stdin.close()
 
 
 def cut(folder: Path) -> None:

@@ -50,6 +50,14 @@ def test_unknown_parameters_are_all_named_with_a_guess():
     assert (error.param, error.code) == ("min_pp", "unknown_parameter")
 
 
+def test_of_very_many_unknown_parameters_the_first_are_named():
+    """The message stays one that a person can read."""
+    error = errors.UnknownParameterError([f"p{number}" for number in range(5000)], {})
+    assert "'p0', 'p1', " in error.message
+    assert "and 4900 more." in error.message
+    assert len(error.message) < 2000
+
+
 def test_headers_say_what_to_do():
     """A full queue says when to return, a wrong method which one works."""
     assert errors.OverloadedError("x", retry_after=7).headers == {"Retry-After": "7"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from server.errors import InvalidRequestError
@@ -32,6 +34,41 @@ def test_what_is_not_strict_json_is_refused(raw, reason):
         parse_object(raw)
     assert reason in error.value.message
     assert error.value.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_too_much"),
+    [
+        (b"[" + b",".join([b"[]"] * 249_000) + b"]", False),
+        (b"[" + b",".join([b"[]"] * 251_000) + b"]", True),
+        (b"[" + b",".join([b"{}"] * 251_000) + b"]", True),
+        (b"{" + b",".join(b'"%d":1' % number for number in range(251_000)) + b"}", True),
+        (b"[" + b",".join([b"1"] * 1_249_000) + b"]", False),
+        (b"[" + b",".join([b"1"] * 1_251_000) + b"]", True),
+        (b"[" + b",".join([b'"a"'] * 1_251_000) + b"]", True),
+        (b'"' + b"[{:," * 1_300_000 + b'"', False),
+        (b'"' + b'\\"[{:,\\\\' * 300_000 + b'"', False),
+    ],
+)
+def test_a_body_of_too_many_parts_is_refused_unparsed(value, is_too_much):
+    """Marks inside texts are no parts, however many quotes and backslashes stand between them."""
+    raw = b'{"a":' + value + b"}"
+    if not is_too_much:
+        assert parse_object(raw) == json.loads(raw)
+        return
+    with pytest.raises(
+        InvalidRequestError, match="at most 250000 lists"
+    ) as error:
+        parse_object(raw)
+    assert error.value.code == "body_too_complex"
+
+
+def test_a_text_without_end_among_many_parts_is_no_json():
+    """What cannot be counted is left to the parser."""
+    with pytest.raises(InvalidRequestError, match="not valid JSON"):
+        parse_object(b'{"a":["' + b"[]," * 251_000)
+    with pytest.raises(InvalidRequestError, match="not valid JSON"):
+        parse_object(b'{"a":"' + b"[]," * 251_000)
 
 
 def test_escaped_pairs_are_characters():

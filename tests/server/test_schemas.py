@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from server import schemas
 from server.errors import InvalidRequestError, UnsupportedValueError
+from server.message_schemas import MessageBody
+from server.response_schemas import ResponseBody
 from server.schemas import ChatBody, CompletionBody, parse
 
 
@@ -87,6 +90,30 @@ def test_an_unknown_part_type_is_an_unsupported_value():
     error = refuse(ChatBody, messages=[{"role": "user", "content": [part]}])
     assert isinstance(error, UnsupportedValueError)
     assert error.param == "messages[0].content[0].type"
+
+
+@pytest.mark.parametrize(
+    ("schema", "field", "value"),
+    [
+        (CompletionBody, "prompt", [1, *(["x"] * 99)]),
+        (CompletionBody, "prompt", ["x", *([1] * 99)]),
+        (CompletionBody, "prompt", [[1], *([["x"] * 99] * 99)]),
+        (CompletionBody, "allowed_token_ids", ["x"] * 99),
+        (ChatBody, "messages", [{"role": "x"}] * 99),
+        (ChatBody, "messages", [{"role": "user", "content": [{"type": "text"}] * 99}]),
+        (schemas.DetokenizeBody, "tokens", ["x"] * 99),
+        (ResponseBody, "input", [{"role": "user"}] * 99),
+        (ResponseBody, "input", [{"role": "user", "content": [{"type": "input_text"}] * 99}]),
+        (MessageBody, "messages", [{"role": "user"}] * 99),
+        (MessageBody, "messages", [{"role": "user", "content": [{"type": "text"}] * 99}]),
+    ],
+)
+def test_of_many_faults_in_a_list_one_is_looked_for(schema, field, value):
+    """A million of them would take seconds, and one is named anyway."""
+    with pytest.raises(ValidationError) as error:
+        schema.model_validate({field: value})
+    of_list = [each for each in error.value.errors() if each["loc"][0] == field]
+    assert len(of_list) == 1
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2]]])

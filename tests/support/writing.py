@@ -1,0 +1,55 @@
+"""Answers of a fake engine, written by the writer of their endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from fakes import FakeEngine
+
+from server.chat_writer import ChatWriter
+from server.completion_writer import CompletionWriter
+from server.input_processor import InputProcessor
+from server.schemas import ChatBody, CompletionBody, parse
+from server.streaming import collect, events
+from server.wire import DONE
+from server.writer import Writer
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def writer(engine: FakeEngine, **body: object) -> Writer:
+    """What writes the answer to this body: of a chat if it has messages."""
+    inputs = InputProcessor(
+        engine.info, engine.tokenizer, engine.chat_template, grammars=engine.grammars
+    )
+    if "messages" in body:
+        return ChatWriter(inputs.chat(parse(ChatBody, body)), engine.tokenizer)
+    return CompletionWriter(inputs.completion(parse(CompletionBody, body)), engine.tokenizer)
+
+
+def stream(engine: FakeEngine, *, keep_alive: float = 9, **body: object) -> list[bytes]:
+    """The answer as a stream."""
+
+    async def run() -> list[bytes]:
+        one = writer(engine, **body)
+        outputs = engine.generate(one.call.requests)
+        return [part async for part in events(one, outputs, keep_alive=keep_alive)]
+
+    return asyncio.run(run())
+
+
+def whole(engine: FakeEngine, **body: object) -> dict:
+    """The answer in one."""
+
+    async def run() -> bytes:
+        one = writer(engine, **body)
+        return await collect(one, engine.generate(one.call.requests))
+
+    return json.loads(asyncio.run(run()))
+
+
+def chunks(parts: list[bytes]) -> list[dict]:
+    """What the events of a whole stream say."""
+    assert parts[-1] == DONE
+    return [json.loads(part.removeprefix(b"data: ")) for part in parts[:-1]]
