@@ -56,9 +56,7 @@ def test_a_body_of_too_many_parts_is_refused_unparsed(value, is_too_much):
     if not is_too_much:
         assert parse_object(raw) == json.loads(raw)
         return
-    with pytest.raises(
-        InvalidRequestError, match="at most 250000 lists"
-    ) as error:
+    with pytest.raises(InvalidRequestError, match="at most 250000 lists") as error:
         parse_object(raw)
     assert error.value.code == "body_too_complex"
 
