@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 
 class Matrix(ctypes.Structure):
@@ -115,6 +115,33 @@ class Step(ctypes.Structure):
     ]
 
 
+class Choice(ctypes.Structure):
+    """kv_choice: how the next token of a row is chosen."""
+
+    _fields_: ClassVar = [
+        ("penalised_ids", c_void_p),
+        ("output_counts", c_void_p),
+        ("penalised_count", c_int64),
+        ("repetition_penalty", c_float),
+        ("presence_penalty", c_float),
+        ("frequency_penalty", c_float),
+        ("temperature", c_float),
+        ("biased_ids", c_void_p),
+        ("biases", c_void_p),
+        ("biased_count", c_int64),
+        ("banned_ids", c_void_p),
+        ("banned_count", c_int64),
+        ("allowed", c_void_p),
+        ("top_p", c_double),
+        ("uniform", c_double),
+        ("top_k", c_int32),
+        ("min_p", c_float),
+    ]
+
+
+CHOSEN, NOT_FINITE, NOTHING_ALLOWED = range(3)
+"""What kv_choose says became of a row."""
+
 _P, _I32, _I64, _F = c_void_p, c_int32, c_int64, c_float
 _MATRIX, _CACHE, _BATCH = POINTER(Matrix), POINTER(CacheLayer), POINTER(Batch)
 
@@ -136,6 +163,9 @@ SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "kv_rotary": (None, (_P, _P, _I64, _I64, _I64, _I64, _P, _P, _P)),
     "kv_cache_write": (None, (_P, _CACHE, _P, _P, _I64, _I64, _P)),
     "kv_attention": (None, (_P, _CACHE, _BATCH, _P, _I64, _I64, _F, _I64, _P, _I64)),
+    "kv_sampling_scratch": (_I64, (_I64,)),
+    "kv_choose": (_I64, (_P, _P, _I64, _I64, _P, _P, _P, _P)),
+    "kv_score": (None, (_P, _P, _P, _I64, _I64, _I64, _P, _P, _P)),
     "kv_model_create": (_P, (POINTER(ModelSpec),)),
     "kv_model_destroy": (None, (_P,)),
     "kv_model_forward": (_I32, (_P, _P, POINTER(Step), _P)),

@@ -159,7 +159,7 @@ class Engine:
         logits = self._runner.logits(hidden, rows)
         allowed = self._token_masks.finish()
         requests = [entry.request for entry in batch.sampling]
-        sampled = self._sampler.sample(logits, requests, allowed=allowed.mask)
+        sampled = self._sampler.sample(logits, requests, allowed=allowed.words)
         sampled.failed.update(allowed.failed)
         return sampled
 
@@ -277,10 +277,15 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
     engine = Engine(
         ObservedScheduler(manager, timeline=timeline, **limits),
         ModelRunner(loaded.native or loaded.model, pool, attention_backend(), **limits),
-        Sampler(loaded.config.vocab_size, loaded.device, eos_token_ids=loaded.eos_token_ids),
+        Sampler(
+            loaded.config.vocab_size,
+            loaded.device,
+            eos_token_ids=loaded.eos_token_ids,
+            kernels=kernels if loaded.native else None,
+        ),
         output_processor=OutputProcessor(loaded.tokenizer, loaded.eos_token_ids),
         record_attention=partial(record_attention, loaded.model, like=pool.storage),
-        token_masks=TokenMasks(loaded.config.vocab_size, loaded.device),
+        token_masks=TokenMasks(loaded.config.vocab_size),
     )
     engine.warm_up()
     timeline.clear()

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from server.request import Request, SamplingParams
 
+NOTHING_ALLOWED = "The request's penalties, biases and bans leave no token to choose."
+"""What a client is told when the edits are at odds with one another."""
+
 
 class LogitEdits:
     """The edits of one request, kept up to date with its growing sequence.
@@ -48,6 +51,11 @@ class LogitEdits:
         return _penalises(params) or bool(params.logit_bias) or bool(bans)
 
     @property
+    def num_ids(self) -> int:
+        """How many different tokens are penalised."""
+        return len(self._slots)
+
+    @property
     def ids(self) -> npt.NDArray[np.int64]:
         """Each token that is penalised, once."""
         return self._ids[: len(self._slots)]
@@ -56,6 +64,11 @@ class LogitEdits:
     def output_counts(self) -> npt.NDArray[np.float32]:
         """How often each of `ids` was generated; 0 for one that is in the prompt only."""
         return self._counts[: len(self._slots)]
+
+    @property
+    def ever_bans(self) -> bool:
+        """Whether `banned_ids` is worth a look."""
+        return self.request.params.min_tokens > 0 or bool(self.request.params.bad_words)
 
     @property
     def banned_ids(self) -> npt.NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Log-probabilities under the model itself, with the likeliest alternatives, ready to be sent.
 
 It sees raw logits only: temperature, penalties and biases come later and do not show here.
-Pure functions; the sampler calls them on the engine thread.
+Pure functions; the sampler's choosers call them on the engine thread.
 """
 
 from __future__ import annotations
@@ -56,10 +56,34 @@ def _score_slice(
     top_ids = largest_ids(logits, max(num_top))
     chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
     wanted = torch.cat([chosen, top_ids], 1)
-    values = logprobs.gather(1, wanted).clamp(min=LOGPROB_FLOOR).tolist()
-    if any(math.isnan(row[0]) for row in values):
+    return as_token_logprobs(wanted.tolist(), logprobs.gather(1, wanted).tolist(), num_top)
+
+
+def as_token_logprobs(
+    token_ids: Sequence[Sequence[int]],
+    logprobs: Sequence[Sequence[float]],
+    num_top: Sequence[int],
+) -> list[TokenLogprob]:
+    """Return what is to be sent, from each row's token and its likeliest alternatives.
+
+    Args:
+        token_ids: (R, 1 + A) the token of each row, then at least `num_top` alternatives.
+        logprobs: (R, 1 + A) theirs.
+        num_top: (R,) how many alternatives each row reports.
+
+    Raises:
+        ValueError: a row's log-probability is not a number.
+    """
+    if any(math.isnan(row[0]) for row in logprobs):
         raise ValueError(NOT_FINITE)
     return [
-        TokenLogprob(ids[0], row[0], tuple(zip(ids[1 : 1 + top], row[1 : 1 + top], strict=True)))
-        for ids, row, top in zip(wanted.tolist(), values, num_top, strict=True)
+        TokenLogprob(
+            ids[0],
+            max(row[0], LOGPROB_FLOOR),
+            tuple(
+                (token_id, max(logprob, LOGPROB_FLOOR))
+                for token_id, logprob in zip(ids[1 : 1 + top], row[1 : 1 + top], strict=True)
+            ),
+        )
+        for ids, row, top in zip(token_ids, logprobs, num_top, strict=True)
     ]

@@ -7,6 +7,8 @@ The sampler calls it on the engine thread; nothing here is owned.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -31,9 +33,23 @@ def uniforms(
         choices: (B,) which of a request's n choices.
         positions: (B,) index in its sequence of the token to be drawn.
     """
-    start = stream_element(stream_element(np.zeros_like(seeds), seeds), choices)
-    top_bits = stream_element(start, positions) >> np.uint64(11)
+    return uniforms_of(streams(seeds, choices), positions)
+
+
+def streams(seeds: UInt64Array, choices: UInt64Array) -> UInt64Array:
+    """Return where the stream (B,) of each seed and choice begins."""
+    return stream_element(stream_element(np.zeros_like(seeds), seeds), choices)
+
+
+def uniforms_of(starts: UInt64Array, positions: UInt64Array) -> npt.NDArray[np.float64]:
+    """Return the elements of `streams` at these positions as uniform numbers (B,)."""
+    top_bits = stream_element(starts, positions) >> np.uint64(11)
     return top_bits.astype(np.float64) * 2.0**-53
+
+
+def words(values: Sequence[int]) -> UInt64Array:
+    """Return integers of either sign modulo 2**64."""
+    return np.array([value & 0xFFFFFFFFFFFFFFFF for value in values], np.uint64)
 
 
 def stream_element(start: UInt64Array, index: UInt64Array) -> UInt64Array:

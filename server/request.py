@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from server.grammar import Grammar
 
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
+LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 class RequestStatus(enum.Enum):
@@ -71,6 +72,11 @@ class SamplingParams:
     """Alternatives reported beside each chosen token; 0 is the chosen one only, None is nothing."""
     prompt_logprobs: int | None = None
     """The same for each prompt token."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the temperature is 0, or so small that float32 cannot hold it or its inverse."""
+        return self.temperature <= 1.0 / LARGEST_FLOAT32
 
 
 @dataclass(frozen=True, slots=True)

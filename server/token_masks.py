@@ -11,8 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from server.grammar import Grammar, GrammarError, Words, mask_words
 from server.request import Request
@@ -22,8 +20,8 @@ from server.request import Request
 class AllowedTokens:
     """What a step may choose."""
 
-    mask: Tensor | None = None
-    """(B, V) bool; None is everything."""
+    words: Words | None = None
+    """(B, words) bit i of word w stands for token 32 w + i; None is everything."""
     failed: dict[int, str] = field(default_factory=dict)
     """Row -> why its mask could not be found, a sentence for the client."""
 
@@ -33,12 +31,10 @@ class TokenMasks:
 
     Args:
         vocab_size: V, the width of the logits.
-        device: Where they are.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._device = device
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="masks")
         self._filled: Future[tuple[Words, dict[int, str]]] | None = None
 
@@ -55,9 +51,7 @@ class TokenMasks:
         if self._filled is None:
             return AllowedTokens()
         words, failed = self._filled.result()
-        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
-        mask = torch.from_numpy(bits[:, : self._vocab_size]).to(self._device)
-        return AllowedTokens(mask.bool(), failed)
+        return AllowedTokens(words, failed)
 
 
 def _fill(words: Words, grammars: Sequence[tuple[int, Grammar]]) -> tuple[Words, dict[int, str]]:

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define KV_ABI_VERSION 3
+#define KV_ABI_VERSION 4
 #define KV_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -114,6 +114,44 @@ KV_EXPORT void kv_cache_write(kv_pool* pool, const kv_cache_layer* cache, const 
 KV_EXPORT void kv_attention(kv_pool* pool, const kv_cache_layer* cache, const kv_batch* batch,
                             const float* q, int64_t q_stride, int64_t heads, float scale,
                             int64_t window, float* out, int64_t out_stride);
+
+// ---- choosing tokens ----
+
+// How the next token of a row is chosen.  Its edits work on a copy, in the order they stand here.
+typedef struct {
+  // Of tokens that the request holds, each once, and how often it was generated.
+  const int64_t* penalised_ids;
+  const float* output_counts;
+  int64_t penalised_count;
+  float repetition_penalty, presence_penalty, frequency_penalty;
+  float temperature;  // 0: the likeliest token, the lowest id among equals
+  const int64_t* biased_ids;
+  const float* biases;
+  int64_t biased_count;
+  const int64_t* banned_ids;
+  int64_t banned_count;
+  const uint32_t* allowed;  // bit i % 32 of word i / 32: token i may be chosen; null: all may
+  double top_p;             // 1: off
+  double uniform;           // what the draw goes by, in [0, 1)
+  int32_t top_k;            // 0: off
+  float min_p;              // 0: off
+} kv_choice;
+
+enum { KV_CHOSEN = 0, KV_NOT_FINITE = 1, KV_NOTHING_ALLOWED = 2 };
+
+// Bytes of scratch memory that the two below need for each thread of the pool, 64-byte aligned.
+KV_EXPORT int64_t kv_sampling_scratch(int64_t width);
+// tokens[r] of row r of logits (rows, width), unless outcomes[r] says why there is none.  Returns
+// how many rows have none.
+KV_EXPORT int64_t kv_choose(kv_pool* pool, const float* logits, int64_t rows, int64_t width,
+                            const kv_choice* choices, void* scratch, int64_t* tokens,
+                            int32_t* outcomes);
+// logprobs (count, 1 + alternatives), in the rows of logits named by `rows`, of the first token of
+// each row of `tokens`, of that shape, and of the likeliest ones, at most `width`, which are filled
+// in.  NaN where a row has a NaN, plus infinity or nothing above minus infinity.
+KV_EXPORT void kv_score(kv_pool* pool, const float* logits, const int64_t* rows, int64_t count,
+                        int64_t width, int64_t alternatives, void* scratch, int64_t* tokens,
+                        float* logprobs);
 
 // ---- a whole decoder ----
 

@@ -169,6 +169,25 @@ KV_INLINE void store_bytes(int8_t* p, I v) {
 #endif
 }
 
+// Writes the lanes where `where` is true one behind the other and returns how many; what follows
+// them, up to W entries from p, is overwritten too.
+template <class Vector, class Element>
+KV_INLINE int64_t store_where(Element* p, Vector v, I where) {
+#if defined(KVSERVE_AVX512)
+  const __mmask16 mask = _mm512_movepi32_mask((__m512i)where);
+  const __m512i packed = _mm512_maskz_compress_epi32(mask, (__m512i)v);
+  std::memcpy(p, &packed, sizeof packed);
+  return __builtin_popcount(mask);
+#else
+  int64_t count = 0;
+  for (int i = 0; i < W; ++i) {
+    p[count] = v[i];
+    count += where[i] & 1;
+  }
+  return count;
+#endif
+}
+
 // ---- bfloat16 and float16 -----------------------------------------------------------------
 
 KV_INLINE float bf16_to_float(uint16_t h) {
