@@ -11,7 +11,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+import huggingface_hub  # as a whole: it imports its parts, a third of a second, when they are used
 
 from model.errors import CheckpointError
 
@@ -63,15 +63,15 @@ def _default_model() -> Path:
 def _download(repo: str, *, revision: str | None, file: str | None) -> Path:
     try:
         if file:
-            return Path(hf_hub_download(repo, file, revision=revision))
+            return Path(huggingface_hub.hf_hub_download(repo, file, revision=revision))
         folder = Path(
-            snapshot_download(
+            huggingface_hub.snapshot_download(
                 repo, revision=revision, allow_patterns=[*WANTED], ignore_patterns=[*UNWANTED]
             )
         )
         if any(folder.glob("*.safetensors")):
             return folder
-        files = HfApi().list_repo_files(repo, revision=revision)
+        files = huggingface_hub.HfApi().list_repo_files(repo, revision=revision)
     except Exception as error:  # the library's transport has errors of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"Cannot get {repo} from the hub: {reason}") from error

@@ -295,19 +295,12 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         tokenizer=loaded.tokenizer,
         chat_template=loaded.chat_template,
         timeline=timeline,
-        grammars=_grammar_compiler(loaded),
+        grammars=GrammarCompiler(
+            loaded.tokenizer,
+            vocab_size=loaded.config.vocab_size,
+            eos_token_ids=loaded.eos_token_ids,
+        ),
     )
-
-
-def _grammar_compiler(loaded: LoadedModel) -> GrammarCompiler:
-    """A compiler that has read the vocabulary: later that would hold up everybody."""
-    grammars = GrammarCompiler(
-        loaded.tokenizer,
-        vocab_size=loaded.config.vocab_size,
-        eos_token_ids=loaded.eos_token_ids,
-    )
-    grammars.read_vocabulary()
-    return grammars
 
 
 def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> tuple[KVCachePool, CachePlan]:

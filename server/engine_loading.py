@@ -1,0 +1,30 @@
+"""loading: an engine that shows a progress bar while it loads its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+from server.config import EngineConfig
+from server.protocols import Engine
+
+
+@contextmanager
+def loading(config: EngineConfig) -> Iterator[Engine]:
+    """Make an engine that will load this model, with a progress bar, when it is started."""
+    from server.async_engine import AsyncEngine  # noqa: PLC0415 - torch takes seconds to import
+    from server.engine import build_engine  # noqa: PLC0415 - and a wrong option needs none of it
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading the model", total=None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if done >= total:
+                bar.stop()
+
+        yield AsyncEngine(lambda: build_engine(config, progress=show))
