@@ -56,11 +56,11 @@ _COMMANDS = {
 }
 """The module that holds a command under its own name, and the first line of its help."""
 
-_COLLECTED_AFTER = 100_000
+_COLLECTED_AFTER = 300_000
 """New objects before Python looks for garbage among them, instead of 700.
 
-Importing and loading make half a million objects that all stay: looking through them again and
-again took a fifth of the time to a server's first token.
+Importing and loading make a quarter of a million objects that all stay: looking through them
+again and again took a fifth of the time to a server's first token.
 """
 
 

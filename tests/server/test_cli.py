@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 
 import pytest
 from fakes import FakeEngine
 from serving import serving
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from server import cli
@@ -32,6 +34,33 @@ def test_help_names_every_option_with_its_variable(command, kind):
         assert f"--{name.replace('_', '-')}" in result.output
         assert f"KVSERVE_{name.upper()}" in result.output
         assert field.description.split(";")[0].split("\n")[0] in result.output
+
+
+@pytest.mark.parametrize("name", list(get_command(cli.app).commands))
+def test_the_list_of_commands_says_what_each_says_of_itself(name):
+    """The list is shown without importing the commands, so it repeats the first line of each."""
+    listed = get_command(cli.app).commands[name].help
+    shown = CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": "300"})
+    assert shown.exit_code == 0
+    assert listed in shown.output
+    assert listed in CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "300"}).output
+
+
+def test_a_command_imports_only_what_it_needs():
+    """A terminal that only chats pays for no engine, and a server for no terminal chat."""
+    for command, foreign in (
+        ("--help", {"torch", "fastapi", "httpx", "matplotlib"}),
+        ("chat", {"torch", "fastapi", "matplotlib"}),
+        ("serve", {"torch", "httpx", "matplotlib", "server.terminal_chat"}),
+    ):
+        arguments = ["kvserve", *dict.fromkeys((command, "--help"))]
+        code = (
+            f"import sys; sys.argv = {arguments}; from server import cli\n"
+            "try: cli.main()\n"
+            f"except SystemExit: sys.exit(' '.join({foreign} & set(sys.modules)))"
+        )
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+        assert ran.stderr.strip() == b"", command
 
 
 @pytest.mark.parametrize(
