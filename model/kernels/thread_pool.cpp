@@ -10,8 +10,9 @@
 namespace kvserve {
 namespace {
 
-// Long enough to bridge the short serial steps between two phases, far shorter than a time slice.
-constexpr std::chrono::microseconds kSpin{40};
+// Long enough to bridge the serial work between two phases and between two calls of one step, where
+// waking a thread would cost as much again; far shorter than a time slice.
+constexpr std::chrono::microseconds kSpin{200};
 constexpr int kPausesPerClockRead = 16;
 
 inline void relax() {
@@ -37,7 +38,7 @@ bool spin_until(Ready ready) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : size_(threads), hands_(new Hand[threads]) {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { worker(i); });
 }
 
@@ -53,35 +54,49 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::run_erased(int64_t pieces, Function function, void* context) {
   if (pieces <= 0) return;
   // A single piece, or a single thread, wakes nobody.
-  if (pieces == 1 || workers_.empty()) {
+  if (pieces == 1 || size_ == 1) {
     for (int64_t i = 0; i < pieces; ++i) function(context, i, 0);
     return;
   }
   function_ = function;
   context_ = context;
-  pieces_ = pieces;
-  done_.store(0, std::memory_order_relaxed);
-  // seq_cst: pairs with a worker that announces its sleep and then looks at remaining_ once more.
-  remaining_.store(pieces, std::memory_order_seq_cst);
+  deal(pieces);
   if (sleeping_workers_.load(std::memory_order_seq_cst) > 0) {
     std::lock_guard<std::mutex> lock(mutex_);
     work_ready_.notify_all();
   }
-  while (take_and_run_one(0)) {
-  }
+  run_what_is_left(0);
   wait_until_done();
 }
 
-bool ThreadPool::take_and_run_one(int thread) {
-  int64_t left = remaining_.load(std::memory_order_relaxed);
-  do {
-    if (left <= 0) return false;
-  } while (!remaining_.compare_exchange_weak(left, left - 1, std::memory_order_acquire,
-                                             std::memory_order_relaxed));
-  const int64_t pieces = pieces_;
-  function_(context_, pieces - left, thread);
-  // After this addition the phase may end and the fields above may change.
-  if (done_.fetch_add(1, std::memory_order_seq_cst) + 1 == pieces &&
+void ThreadPool::deal(int64_t pieces) {
+  unfinished_.store(pieces, std::memory_order_relaxed);
+  for (int i = size_ - 1; i >= 0; --i) {  // the caller's last: it is not there to take them yet
+    const int64_t count = (pieces - i + size_ - 1) / size_;
+    hands_[i].end = i + count * size_;
+    // seq_cst: pairs with a worker that announces its sleep and then looks at its hand once more.
+    hands_[i].left.store(count, std::memory_order_seq_cst);
+  }
+}
+
+int64_t ThreadPool::run_hand(Hand& hand, int thread) {
+  int64_t count = 0;
+  // Looked at before it is counted down, so that waiting threads do not write.
+  while (hand.left.load(std::memory_order_relaxed) > 0) {
+    const int64_t left = hand.left.fetch_sub(1, std::memory_order_acquire);
+    if (left <= 0) break;
+    function_(context_, hand.end - left * size_, thread);
+    ++count;
+  }
+  return count;
+}
+
+bool ThreadPool::run_what_is_left(int thread) {
+  int64_t count = 0;
+  for (int i = 0; i < size_; ++i) count += run_hand(hands_[(thread + i) % size_], thread);
+  if (count == 0) return false;
+  // After this subtraction the phase may end and its fields may change.
+  if (unfinished_.fetch_sub(count, std::memory_order_seq_cst) == count &&
       caller_sleeps_.load(std::memory_order_seq_cst)) {
     std::lock_guard<std::mutex> lock(mutex_);
     work_done_.notify_one();
@@ -90,7 +105,7 @@ bool ThreadPool::take_and_run_one(int thread) {
 }
 
 void ThreadPool::wait_until_done() {
-  const auto finished = [this] { return done_.load(std::memory_order_seq_cst) == pieces_; };
+  const auto finished = [this] { return unfinished_.load(std::memory_order_seq_cst) == 0; };
   if (spin_until(finished)) return;
   std::unique_lock<std::mutex> lock(mutex_);
   caller_sleeps_.store(true, std::memory_order_seq_cst);
@@ -98,9 +113,9 @@ void ThreadPool::wait_until_done() {
   caller_sleeps_.store(false, std::memory_order_seq_cst);
 }
 
-void ThreadPool::wait_for_pieces() {
-  const auto ready = [this] {
-    return remaining_.load(std::memory_order_seq_cst) > 0 ||
+void ThreadPool::wait_for_pieces(int thread) {
+  const auto ready = [this, thread] {
+    return hands_[thread].left.load(std::memory_order_seq_cst) > 0 ||
            stopping_.load(std::memory_order_relaxed);
   };
   if (spin_until(ready)) return;
@@ -112,7 +127,7 @@ void ThreadPool::wait_for_pieces() {
 
 void ThreadPool::worker(int thread) {
   while (!stopping_.load(std::memory_order_relaxed)) {
-    if (!take_and_run_one(thread)) wait_for_pieces();
+    if (!run_what_is_left(thread)) wait_for_pieces(thread);
   }
 }
 
