@@ -24,12 +24,14 @@ from model.loader import LoadedModel, Progress, load_model, resolve_model
 from model.native_library import NativeStatus, load_kernels
 from model.ops import attention_backend
 from model.tokenizer import Tokenizer
+from server.batch import Batch, ScheduledRequest
 from server.cache_plan import CachePlan, plan_cache
 from server.config import EngineConfig
 from server.engine_info import EngineInfo
 from server.grammar import GrammarCompiler
 from server.observed_scheduler import ObservedScheduler
 from server.output_processor import OutputProcessor
+from server.pace import Pace
 from server.request import (
     Request,
     RequestOutput,
@@ -40,7 +42,7 @@ from server.request import (
 from server.resources import available_memory, cpu_count
 from server.runner import ModelRunner
 from server.sampler import Sampler, SamplerOutput
-from server.scheduler import Batch, ScheduledRequest, Scheduler
+from server.scheduler import Scheduler
 from server.text_logits import text_logits
 from server.timeline import Timeline
 from server.token_masks import TokenMasks
@@ -274,8 +276,13 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         "max_model_len": plan.max_model_len,
     }
     timeline = Timeline()
+    cost = ForwardCost.of(
+        loaded.config,
+        weights_bytes=loaded.num_bytes,
+        cache_bytes_per_token=plan.bytes_per_token,
+    )
     engine = Engine(
-        ObservedScheduler(manager, timeline=timeline, **limits),
+        ObservedScheduler(manager, timeline=timeline, pace=_pace(loaded, cost), **limits),
         ModelRunner(loaded.native or loaded.model, pool, attention_backend(), **limits),
         Sampler(
             loaded.config.vocab_size,
@@ -291,7 +298,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
     timeline.clear()
     return LoadedEngine(
         engine=engine,
-        info=_describe(loaded, plan, config=config, status=status),
+        info=_describe(loaded, plan, cost, config=config, status=status),
         tokenizer=loaded.tokenizer,
         chat_template=loaded.chat_template,
         timeline=timeline,
@@ -331,8 +338,19 @@ def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> tuple[KVCacheP
     return pool, plan
 
 
+def _pace(loaded: LoadedModel, cost: ForwardCost) -> Pace:
+    """How far prompts may stretch a step, by what computes it."""
+    path = "torch" if loaded.native is None else "native"
+    return Pace.of(cost, path="cuda" if loaded.device.type == "cuda" else path)
+
+
 def _describe(
-    loaded: LoadedModel, plan: CachePlan, *, config: EngineConfig, status: NativeStatus
+    loaded: LoadedModel,
+    plan: CachePlan,
+    cost: ForwardCost,
+    *,
+    config: EngineConfig,
+    status: NativeStatus,
 ) -> EngineInfo:
     return EngineInfo(
         model_name=config.served_model_name or loaded.name,
@@ -351,9 +369,5 @@ def _describe(
         default_params=loaded.default_params,
         num_layers=loaded.config.num_layers,
         num_heads=loaded.config.num_heads,
-        cost=ForwardCost.of(
-            loaded.config,
-            weights_bytes=loaded.num_bytes,
-            cache_bytes_per_token=plan.bytes_per_token,
-        ),
+        cost=cost,
     )

@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 
 from cache.manager import KVCacheManager
+from server.batch import Batch
+from server.pace import Pace
 from server.request import FinishReason, Request
-from server.scheduler import Batch, Scheduler
+from server.scheduler import Scheduler
 from server.timeline import Timeline
 
 
@@ -20,11 +22,14 @@ class ObservedScheduler(Scheduler):
     Args:
         manager: The books of the cache.
         timeline: Told what happens.
+        pace: Of Scheduler.
         limits: Those of Scheduler.
     """
 
-    def __init__(self, manager: KVCacheManager, *, timeline: Timeline, **limits: int) -> None:
-        super().__init__(manager, **limits)
+    def __init__(
+        self, manager: KVCacheManager, *, timeline: Timeline, pace: Pace, **limits: int
+    ) -> None:
+        super().__init__(manager, pace=pace, **limits)
         self._timeline = timeline
         self._step_started = 0.0
 

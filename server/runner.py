@@ -20,8 +20,8 @@ from cache.manager import Region
 from cache.pool import KVCachePool
 from cache.view import AttentionBackend, BatchLayout, CacheView
 from model.config import ModelConfig
+from server.batch import Batch, ScheduledRequest
 from server.cache_plan import blocks_for
-from server.scheduler import Batch, ScheduledRequest
 
 LOGIT_SLICE_BYTES = 64 * 2**20
 """Logits of scored prompts are computed in slices of at most this size."""

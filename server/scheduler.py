@@ -20,64 +20,12 @@ from __future__ import annotations
 
 from bisect import insort_left, insort_right
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import accumulate
 
 from cache.manager import KVCacheManager
+from server.batch import Batch
+from server.pace import Pace
 from server.request import FinishReason, Request, RequestStatus
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One request's part of a batch: its tokens [start, start + num_new_tokens)."""
-
-    request: Request
-    start: int
-    num_new_tokens: int
-    samples: bool
-    """Whether the last of these tokens is the last known one, so that the next is chosen."""
-
-    @property
-    def stop(self) -> int:
-        """The position behind the last new token: what is computed once the step is done."""
-        return self.start + self.num_new_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one step computes; the requests with a single new token come first."""
-
-    scheduled: tuple[ScheduledRequest, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """New tokens of all requests, N."""
-        return sum(entry.num_new_tokens for entry in self.scheduled)
-
-    @property
-    def num_decodes(self) -> int:
-        """How many leading requests have exactly one new token."""
-        return sum(entry.num_new_tokens == 1 for entry in self.scheduled)
-
-    @property
-    def first_rows(self) -> list[int]:
-        """The row of each request's first new token in the flat batch."""
-        return list(accumulate((e.num_new_tokens for e in self.scheduled[:-1]), initial=0))
-
-    @property
-    def sampling(self) -> list[ScheduledRequest]:
-        """The requests whose next token is chosen after this step."""
-        return [entry for entry in self.scheduled if entry.samples]
-
-    @property
-    def sample_rows(self) -> list[int]:
-        """The rows whose logits choose those tokens, in the same order."""
-        return [
-            row + entry.num_new_tokens - 1
-            for row, entry in zip(self.first_rows, self.scheduled, strict=True)
-            if entry.samples
-        ]
+from server.step_plan import StepPlan, is_catching_up
 
 
 class Scheduler:
@@ -93,8 +41,8 @@ class Scheduler:
         max_num_seqs: Requests that may run at once.
         max_num_batched_tokens: Tokens in one step.
         max_model_len: Tokens of prompt and output together that a request may reach.
-        max_prompt_tokens_beside_decodes: Tokens that catching up may add to a step in which other
-            requests decode, so that a long prompt does not stall their streams.
+        pace: How much catching up may add to a step in which other requests decode, so that a
+            long prompt does not stall their streams.
     """
 
     def __init__(
@@ -104,13 +52,13 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
-        max_prompt_tokens_beside_decodes: int = 64,
+        pace: Pace = Pace(),  # noqa: B008 - it cannot be changed
     ) -> None:
         self.manager = manager
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
-        self._max_beside_decodes = max_prompt_tokens_beside_decodes
+        self._pace = pace
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []
         self._running: list[Request] = []
@@ -155,8 +103,8 @@ class Scheduler:
         Returns:
             The batch to compute, to be followed by `commit`; None if there is nothing to do.
         """
-        step = _Step(self._max_num_batched_tokens, self._max_beside_decodes)
-        for request in sorted(self._running, key=_is_catching_up):
+        step = StepPlan(self._max_num_batched_tokens, self._pace)
+        for request in sorted(self._running, key=is_catching_up):
             # A preemption on behalf of an earlier one may have hit this one meanwhile.
             if request.status is RequestStatus.RUNNING and step.grant(request) > 0:
                 self._continue(request, step)
@@ -191,7 +139,7 @@ class Scheduler:
             self.finish(request, FinishReason.ABORT)
         return request
 
-    def _continue(self, request: Request, step: _Step) -> None:
+    def _continue(self, request: Request, step: StepPlan) -> None:
         """Schedule a running request, preempting from the end of the order if blocks run out."""
         assert request.region is not None, "running requests have a region"
         num_tokens = request.num_computed_tokens + step.grant(request)
@@ -212,7 +160,7 @@ class Scheduler:
         self.num_preemptions += 1
         insort_left(self._waiting, victim, key=_rank)
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, step: StepPlan) -> None:
         """Start waiting requests in order, until one of them does not fit."""
         while self._waiting and len(self._running) < self._max_num_seqs:
             request = self._waiting[0]
@@ -240,7 +188,7 @@ class Scheduler:
                 request.num_cached_tokens = region.num_cached_tokens
             step.schedule(request)
 
-    def _prefix_is_coming(self, request: Request, step: _Step) -> bool:
+    def _prefix_is_coming(self, request: Request, step: StepPlan) -> bool:
         """Whether someone in this step is about to compute the next block `request` could share.
 
         Then it waits for the next step, and with it those behind: equal prompts that arrive
@@ -284,61 +232,9 @@ class Scheduler:
             )
 
 
-class _Step:
-    """The batch of one step while it is put together, and what is left of its budget."""
-
-    def __init__(self, max_tokens: int, max_beside_decodes: int) -> None:
-        self._scheduled: list[ScheduledRequest] = []
-        self._tokens_left = max_tokens
-        self._beside_left = max_beside_decodes
-        self._has_decodes = False
-
-    def __iter__(self) -> Iterator[ScheduledRequest]:
-        return iter(self._scheduled)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no token of a prompt can be added."""
-        return self._left <= 0
-
-    @property
-    def _left(self) -> int:
-        """Tokens that catching up may still take."""
-        return min(self._tokens_left, self._beside_left) if self._has_decodes else self._tokens_left
-
-    def grant(self, request: Request) -> int:
-        """How many tokens of the request this step can compute."""
-        if _is_catching_up(request):
-            return min(request.num_uncomputed_tokens, self._left)
-        return min(request.num_uncomputed_tokens, self._tokens_left)
-
-    def schedule(self, request: Request) -> None:
-        """Add what is granted to the batch."""
-        count, start = self.grant(request), request.num_computed_tokens
-        if _is_catching_up(request):
-            self._beside_left -= count
-        else:
-            self._has_decodes = True
-        self._tokens_left -= count
-        caught_up = start + count == len(request.token_ids)
-        samples = caught_up and request.params.max_tokens > 0
-        self._scheduled.append(ScheduledRequest(request, start, count, samples))
-
-    def to_batch(self) -> Batch | None:
-        """The finished batch, single tokens first; None if it is empty."""
-        if not self._scheduled:
-            return None
-        return Batch(tuple(sorted(self._scheduled, key=lambda entry: entry.num_new_tokens > 1)))
-
-
 def _rank(request: Request) -> tuple[int, float]:
     """The order in which requests are served: lower priority values first, then arrival."""
     return request.priority, request.arrival_time
-
-
-def _is_catching_up(request: Request) -> bool:
-    """Whether more than the usual one token is left to compute; False sorts first."""
-    return request.num_uncomputed_tokens > 1
 
 
 def _room(request: Request) -> int:

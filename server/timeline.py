@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from server.batch import Batch, ScheduledRequest
 from server.request import FinishReason, Request, RequestStatus
-from server.scheduler import Batch, ScheduledRequest
 
 MAX_EVENTS = 1 << 17
 """Events that are kept, 40 bytes each."""

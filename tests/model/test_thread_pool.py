@@ -18,8 +18,8 @@ _TASKS = Path("/proc/self/task")
 
 
 @pytest.mark.parametrize("checked", [False, True], ids=["plain", "thread sanitizer"])
-def test_every_piece_runs_once(tmp_path: Path, checked: bool) -> None:  # noqa: FBT001 - a parameter
-    """Phases of all sizes, on pools smaller and larger than the machine, lose and repeat nothing."""
+def test_every_piece_runs_once(tmp_path: Path, checked: bool) -> None:
+    """Phases of all sizes, on pools of all sizes, lose no piece and repeat none."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")

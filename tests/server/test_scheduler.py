@@ -14,8 +14,10 @@ from zlib import crc32
 import pytest
 
 from cache.manager import KVCacheManager
+from server.batch import Batch, ScheduledRequest
+from server.pace import Pace
 from server.request import FinishReason, Request, RequestStatus, SamplingParams
-from server.scheduler import Batch, ScheduledRequest, Scheduler
+from server.scheduler import Scheduler
 
 BLOCK_SIZE = 4
 _numbers = count()
@@ -93,7 +95,7 @@ class Server:
         pytest.fail(f"requests are left after {max_steps} steps")
 
 
-def make_server(num_blocks: int = 64, *, prefix_caching: bool = True, **options: int) -> Server:
+def make_server(num_blocks: int = 64, *, prefix_caching: bool = True, **options: object) -> Server:
     """A server with `num_blocks` usable blocks of 4 tokens and generous limits."""
     manager = KVCacheManager(
         num_blocks=num_blocks + 1, block_size=BLOCK_SIZE, prefix_caching=prefix_caching
@@ -102,9 +104,14 @@ def make_server(num_blocks: int = 64, *, prefix_caching: bool = True, **options:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
         "max_model_len": 200,
-        "max_prompt_tokens_beside_decodes": 64,
+        "pace": Pace(step_tokens=64),
     }
     return Server(Scheduler(manager, **(defaults | options)))
+
+
+def one_stretch(step_tokens: float) -> Pace:
+    """Prompts may cost as much again as a step and its decodes."""
+    return Pace(max_stretch=2.0, step_tokens=step_tokens)
 
 
 def parts(batch: Batch | None) -> list[tuple[Request, int, int]]:
@@ -121,7 +128,9 @@ def test_random_workloads_finish_with_undisturbed_answers(seed: int) -> None:
         prefix_caching=seed % 4 != 0,
         max_num_seqs=6,
         max_num_batched_tokens=generator.choice([3, 8, 20]),
-        max_prompt_tokens_beside_decodes=generator.choice([1, 5, 20]),
+        pace=Pace(
+            step_tokens=generator.choice([0.1, 1, 6]), context_tokens=generator.choice([3, 50])
+        ),
     )
     requests = []
     for _ in range(80):
@@ -206,7 +215,7 @@ def test_rows_of_a_batch_are_laid_out_one_request_after_the_other() -> None:
 @pytest.mark.parametrize(("budget", "beside"), [(64, 6), (9, 64)])
 def test_streams_go_on_while_a_long_prompt_is_computed(budget: int, beside: int) -> None:
     """A long prompt adds few tokens to each step, and the decoding requests are in all of them."""
-    server = make_server(max_num_batched_tokens=budget, max_prompt_tokens_beside_decodes=beside)
+    server = make_server(max_num_batched_tokens=budget, pace=one_stretch(beside - 3))
     streams = [make_request([n], max_tokens=30) for n in range(3)]
     server.add(*streams)
     server.step()
@@ -222,7 +231,7 @@ def test_streams_go_on_while_a_long_prompt_is_computed(budget: int, beside: int)
 
 def test_a_long_prompt_alone_takes_the_whole_budget() -> None:
     """The limit beside decodes does not slow down a step without any."""
-    server = make_server(max_prompt_tokens_beside_decodes=6, max_num_batched_tokens=40)
+    server = make_server(pace=one_stretch(5), max_num_batched_tokens=40)
     server.add(make_request([1] * 60), make_request([2] * 60))
     assert [new for _, _, new in parts(server.step())] == [40]
     assert [new for _, _, new in parts(server.step())] == [20, 20]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from cache.manager import KVCacheManager
+from server.batch import Batch
 from server.observed_scheduler import ObservedScheduler
+from server.pace import Pace
 from server.request import FinishReason
-from server.scheduler import Batch, Scheduler
+from server.scheduler import Scheduler
 from server.timeline import Timeline
 
 BLOCK_SIZE = 4
@@ -18,6 +20,7 @@ def observed_scheduler(
     return ObservedScheduler(
         KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE),
         timeline=timeline,
+        pace=Pace(step_tokens=64),
         max_num_seqs=8,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=1000,
