@@ -115,7 +115,7 @@ class NativeTransformer:
     def hidden_states(self, input_ids: Tensor, positions: Tensor, kv: CacheView) -> Tensor:
         """Run all layers, writing keys and values: (N, C), of which `logits` takes any rows."""
         layout, storage = kv.layout, kv.pool.storage
-        assert storage.is_contiguous()
+        assert storage[0, 0].is_contiguous()
         assert storage.shape[3] >= 16, "the kernels take 16 neighbouring keys at a time"
         assert storage.dtype in (torch.float32, torch.bfloat16)
         assert layout.block_table.stride(1) == 1

@@ -50,6 +50,24 @@ def test_fresh_storage_is_finite() -> None:
     assert make_pool().storage.count_nonzero() == 0
 
 
+def test_layers_reach_huge_pages_one_after_the_other() -> None:
+    """In a large pool each layer begins a new page of memory with another block than the rest."""
+    pool = KVCachePool(
+        num_layers=30,
+        num_blocks=1025,
+        block_size=16,
+        num_kv_heads=4,
+        head_dim=64,
+        dtype=torch.bfloat16,
+    )
+    page, block_bytes = 2 * 2**20, pool.keys(0)[0].nbytes
+    base = pool.storage.data_ptr()
+    offsets = [layer.data_ptr() - base for layer in pool.storage.flatten(0, 1)]
+    first_blocks = {-offset % page // block_bytes for offset in offsets}  # that lie in a new page
+    assert len(first_blocks) == len(offsets) == 60
+    assert pool.keys(3).is_contiguous()
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
