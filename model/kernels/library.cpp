@@ -3,7 +3,21 @@
 // The same sources are compiled once per instruction set into libraries of their own; the caller
 // asks any of them for the best one and then uses that one only.  So nothing compiled for a newer
 // processor can end up in a function an older one calls.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "pool_handle.h"
+
+#if defined(__x86_64__)
+namespace {
+// Not every compiler's __builtin_cpu_supports knows float16 conversions.
+bool supports_f16c() {
+  unsigned int a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+}  // namespace
+#endif
 
 int32_t kv_abi_version(void) { return KV_ABI_VERSION; }
 
@@ -20,8 +34,7 @@ const char* kv_instruction_set(void) {
 const char* kv_best_instruction_set(void) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-      !__builtin_cpu_supports("f16c"))
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !supports_f16c())
     return "portable";
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&

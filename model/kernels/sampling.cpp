@@ -374,7 +374,7 @@ void find_largest(const float* x, int64_t width, int64_t count, Scratch& scratch
   int64_t found = 0;
   each_from(x, width, scratch.group_maxima, threshold, [&](int64_t first, F values, I where) {
     for (int i = 0; i < W; ++i)
-      if (where[i]) scratch.best[found++] = {values[i], static_cast<int32_t>(first) + i};
+      if (where[i]) scratch.best[found++] = {float{values[i]}, static_cast<int32_t>(first) + i};
   });
   const auto is_before = [](const auto& a, const auto& b) {
     return a.first != b.first ? a.first > b.first : a.second < b.second;
