@@ -168,8 +168,9 @@ def finite(logprob: float) -> float:
 
 
 def _check(output: RequestOutput) -> None:
-    if output.is_contradiction:
-        raise InvalidRequestError(output.error or "The request contradicts itself.")
+    if output.finish_reason is FinishReason.REFUSED:
+        message = output.error or "The request contradicts itself."
+        raise InvalidRequestError(message, code="unsatisfiable_request")
     if output.finish_reason is FinishReason.ERROR:
         raise InternalError(output.error or "The server failed to finish this request.")
     if output.finish_reason is FinishReason.ABORT:

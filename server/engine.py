@@ -33,6 +33,7 @@ from server.observed_scheduler import ObservedScheduler
 from server.output_processor import OutputProcessor
 from server.pace import Pace
 from server.request import (
+    FinishReason,
     Request,
     RequestOutput,
     RequestStatus,
@@ -209,9 +210,10 @@ class Engine:
 
     def _output(self, request: Request, sampled: SamplerOutput, row: int) -> RequestOutput:
         if row in sampled.failed:
-            return self._output_processor.fail(
-                request, sampled.failed[row], is_contradiction=sampled.is_contradiction(row)
-            )
+            asks_too_much = request.grammar is not None and request.grammar.is_broken
+            refused = sampled.is_contradiction(row) or asks_too_much
+            reason = FinishReason.REFUSED if refused else FinishReason.ERROR
+            return self._output_processor.fail(request, sampled.failed[row], reason=reason)
         logprob: TokenLogprob | None = sampled.logprobs[row]
         return self._output_processor.process(request, sampled.token_ids[row], logprob)
 

@@ -67,6 +67,11 @@ class Grammar:
         """Whether the text is complete and nothing can follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the text cannot be continued: a step was too much, or a token did not fit."""
+        return bool(self._matcher.is_error())
+
     def copy(self) -> Grammar:
         """Another follower at the same place."""
         return Grammar(self._matcher.deep_copy())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from server.request import Request, SamplingParams
 
-NOTHING_ALLOWED = "The request's penalties, biases and bans leave no token to choose."
+NOTHING_ALLOWED = "The request's structured output, biases and bans leave no token to choose."
 """What a client is told when the edits are at odds with one another."""
 
 

@@ -29,7 +29,7 @@ from server.timeline import STEP_SIZES
 _ENGINE = "0"
 """There is one engine; vLLM numbers them."""
 _LABELS = ("model_name", "engine")
-_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR)
+_REASONS = tuple(FinishReason)
 
 
 class Metrics(Collector):

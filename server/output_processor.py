@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 from model.tokenizer import Tokenizer
 from server.detokenizer import Detokenizer
+from server.grammar import GrammarError
 from server.request import FinishReason, Request, RequestOutput, TokenLogprob
 
 logger = logging.getLogger(__name__)
@@ -47,17 +47,18 @@ class OutputProcessor:
         """
         try:
             return self._advance(request, token_id, () if logprob is None else (logprob,))
+        except GrammarError as error:
+            return self.fail(request, str(error), reason=FinishReason.REFUSED)
         except Exception:
             logger.exception("request %s failed while its output was made", request.request_id)
             return self.fail(request, "The server failed to process this request's output.")
 
     def fail(
-        self, request: Request, message: str, *, is_contradiction: bool = False
+        self, request: Request, message: str, *, reason: FinishReason = FinishReason.ERROR
     ) -> RequestOutput:
         """End the request with an error for its client, of whose making it may be."""
         self.forget(request.request_id)
-        output = _output(request, finish_reason=FinishReason.ERROR, error=message)
-        return replace(output, is_contradiction=is_contradiction)
+        return _output(request, finish_reason=reason, error=message)
 
     def finish_scoring(self, request: Request) -> RequestOutput:
         """End a request that asked for nothing but its prompt's log-probabilities."""

@@ -31,11 +31,13 @@ class RequestStatus(enum.Enum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended, in the words of the OpenAI API; ABORT and ERROR never reach a client."""
+    """Why a request ended, in the words of the OpenAI API; only the first two reach a client."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    REFUSED = "refused"
+    """What the request asks for leaves nothing to say; seen only once it ran."""
     ERROR = "error"
 
 
@@ -163,9 +165,7 @@ class RequestOutput:
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the request; None for an end-of-text token."""
     error: str | None = None
-    """A sentence for the client when finish_reason is ERROR."""
-    is_contradiction: bool = False
-    """Whether the error is that the request's own demands leave nothing to say."""
+    """A sentence for the client when finish_reason is REFUSED or ERROR."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0

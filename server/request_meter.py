@@ -4,8 +4,9 @@ It looks at the engine's outputs on their way to the answer, on the event loop, 
 engine's own times from the timeline; the engine never waits for it. The rules of counting:
 
 - A request is what the engine runs: one for each prompt and choice, as in vLLM.
-- Each is counted once, with the reason for which it ended: "stop", "length", "error", or "abort"
-  when the client left or the call failed. What was refused was never a request.
+- Each is counted once, with the reason for which it ended: "stop", "length", "error", "refused" if
+  its own demands left it nothing to say, or "abort" when the client left or the call failed. What
+  was refused before it ran was never a request.
 - Tokens are counted when a call is complete, as its usage says: each prompt once, choices added up.
   A call that was aborted or failed has no usage and adds nothing.
 - Times of a whole request are those of requests that ended with "stop" or "length".

@@ -9,7 +9,7 @@ from fakes import EOS, FakeTokenizer
 
 from server.call import AnswerOptions, Prompt
 from server.choices import LOWEST_LOGPROB, Choice, TokenNames, finite, join
-from server.errors import EngineDeadError, InternalError
+from server.errors import EngineDeadError, InternalError, InvalidRequestError
 from server.request import FinishReason, RequestOutput, TokenLogprob
 
 
@@ -82,7 +82,11 @@ def test_log_probabilities_are_finite_and_not_positive(value, shown):
 
 @pytest.mark.parametrize(
     ("reason", "kind"),
-    [(FinishReason.ERROR, InternalError), (FinishReason.ABORT, EngineDeadError)],
+    [
+        (FinishReason.ERROR, InternalError),
+        (FinishReason.ABORT, EngineDeadError),
+        (FinishReason.REFUSED, InvalidRequestError),
+    ],
 )
 def test_a_failed_request_raises(reason, kind):
     """Its sentence reaches the client as an error, never as an answer."""

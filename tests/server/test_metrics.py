@@ -105,7 +105,7 @@ def test_names_types_and_labels_are_those_of_vllm(client):
             assert sample.labels["model_name"]
             assert sample.labels["engine"] == "0"
     reasons = {sample.labels["finished_reason"] for sample in found["vllm:request_success"].samples}
-    assert reasons == {"stop", "length", "abort", "error"}
+    assert reasons == {"stop", "length", "abort", "refused", "error"}
     assert "process_resident_memory_bytes" in found
 
 
@@ -121,7 +121,7 @@ def test_totals_match_what_was_sent(client):
     assert wait_until(lambda: values(client)["vllm:num_requests_running"] == 0)
     now = values(client)
     success = {name.split("/")[1]: v for name, v in now.items() if "request_success_total" in name}
-    assert success == {"stop": 1, "length": 4 + 3, "abort": 2, "error": 0}
+    assert success == {"stop": 1, "length": 4 + 3, "abort": 2, "refused": 0, "error": 0}
     assert now["vllm:prompt_tokens_total"] == sum(u["prompt_tokens"] for u in usages)
     assert now["vllm:generation_tokens_total"] == sum(u["completion_tokens"] for u in usages)
     assert now["vllm:e2e_request_latency_seconds_count"] == 8
@@ -204,6 +204,18 @@ def test_a_failed_call_is_an_error_and_adds_no_tokens():
     assert now["vllm:request_success_total/error"] == 1
     assert now["vllm:request_success_total/abort"] == 1
     assert now["vllm:generation_tokens_total"] == 0
+
+
+def test_what_the_request_itself_makes_impossible_is_no_error_of_the_server(client):
+    """It is counted apart, as the 400 that its client saw."""
+    before = values(client)
+    body = {"prompt": "A", "allowed_token_ids": [65], "structured_outputs": {"regex": "AAB"}}
+    assert client.post(COMPLETIONS, json=body).status_code == 400
+    now = values(client)
+    ended = "vllm:request_success_total"
+    assert now[f"{ended}/refused"] == before[f"{ended}/refused"] + 1
+    assert now[f"{ended}/error"] == before[f"{ended}/error"]
+    assert now["vllm:generation_tokens_total"] == before["vllm:generation_tokens_total"]
 
 
 def test_ignored_fields_are_counted():

@@ -225,16 +225,42 @@ def test_damaged_requests_are_refused_in_the_right_shape_and_disturb_nobody(serv
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_demands_that_leave_no_token_are_the_callers_fault(server, stream):
-    """A pattern and allowed tokens that exclude each other bring a 400, not a fault of ours."""
-    body = {
-        "prompt": "c",
-        "max_tokens": 9,
-        "allowed_token_ids": [65, 66],
-        "structured_outputs": {"regex": "CC"},
-        "stream": stream,
-    }
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
-    assert answer.status_code == 400
-    check_error("/v1/completions", answer.json())
-    assert "leave no token" in answer.json()["error"]["message"]
+@pytest.mark.parametrize(
+    ("pattern", "demands"),
+    [
+        ("CC", {"allowed_token_ids": [65, 66]}),
+        ("CC", {"bad_words": ["C"]}),
+        ("(A|B)CC", {"allowed_token_ids": [65, 66]}),
+        ("(A|B)CC", {"bad_words": ["C"]}),
+    ],
+)
+def test_demands_that_leave_no_token_are_the_callers_fault(server, pattern, demands, stream):
+    """A 400 or, once a stream has begun, one error event; whoever runs beside it goes on."""
+    body = {"prompt": "c", "max_tokens": 9, "stream": stream, "temperature": 1}
+    body |= demands | {"structured_outputs": {"regex": pattern}}
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+        undisturbed = reference(client)
+        with ThreadPoolExecutor(1) as beside:
+            other = beside.submit(reference, client)
+            answer = client.post("/v1/completions", json=body)
+            assert [token for token, _ in other.result()] == [token for token, _ in undisturbed]
+    if stream and pattern != "CC":
+        assert answer.status_code == 200
+        *chunks, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) in ("A", "B")
+        error = last
+    else:
+        assert answer.status_code == 400
+        error = answer.json()
+    check_error("/v1/completions", error)
+    assert "leave no token" in error["error"]["message"]
+    assert error["error"]["type"] == "invalid_request_error"
+    assert error["error"]["code"] == "unsatisfiable_request"
+
+
+def test_a_text_that_is_complete_ends_whatever_min_tokens_says(server):
+    """Where the pattern ends there is nothing more to say, and that is no error."""
+    body = {"prompt": "c", "max_tokens": 9, "min_tokens": 9, "structured_outputs": {"regex": "CC"}}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE).json()
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("CC", "stop")

@@ -135,7 +135,7 @@ def test_a_grammar_that_fails_ends_its_own_request_only(loaded, compiler):
     broken, fine = constrained(compiler, 0), constrained(compiler, 1)
     broken.grammar._matcher.consume_token(ord("!"))  # now in an error state
     first, second = run(loaded.engine, [broken, fine])
-    assert first.finish_reason is FinishReason.ERROR
+    assert first.finish_reason is FinishReason.REFUSED
     assert "structured output" in first.last.error
     jsonschema.validate(json.loads(second.text), SCHEMA)
 
