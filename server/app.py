@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
@@ -67,6 +68,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     _add_gates(app, config, metrics)
     _add_experiments(app, Experiments(engine))
     _add_views(app, Views(engine, keep_alive=config.keep_alive_interval), Page())
+    _answer_head(app)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -179,7 +181,7 @@ def _add_gates(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
     app.add_middleware(
         CORSMiddleware,
         allow_origins=[site.strip() for site in config.cors_origins.split(",") if site.strip()],
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "HEAD", "POST"],
         allow_headers=["*"],
         expose_headers=EXPOSED_HEADERS,
         max_age=_PREFLIGHT_SECONDS,
@@ -199,6 +201,13 @@ def _add_views(app: FastAPI, views: Views, page: Page) -> None:
         app.add_api_route(path, handler, openapi_extra=name, responses=described)
     app.add_api_route("/", page.index, include_in_schema=False)
     app.add_api_route("/static/{name}", page.asset, include_in_schema=False)
+
+
+def _answer_head(app: FastAPI) -> None:
+    """Let everything that can be read be asked for without its body, as probes and proxies do."""
+    for route in tuple(app.routes):
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+            app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -104,18 +104,28 @@ class EventStream(Response):
         self.init_headers({**headers, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the exchange."""
         try:
-            await unless_gone(receive, self._send_all(send))
+            if scope["method"] == "HEAD":
+                await self._send_head(send)
+            else:
+                await unless_gone(receive, self._send_all(send))
         except ClientDisconnect:
             logger.debug("a client left its stream")
         finally:
             await self._rest.aclose()
             self._on_end()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_head(self, send: Send) -> None:
+        await self._start(send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+    async def _send_all(self, send: Send) -> None:
+        await self._start(send)
         await _send_part(send, self._first)
         try:
             async for part in self._rest:

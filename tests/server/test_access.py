@@ -356,9 +356,9 @@ NUMBERS = [
 ]
 CHAT_NUMBERS = [
     {"top_logprobs": 5000, "logprobs": True},
-    {"messages": [{"role": "user", "content": "a"}] * 100_000},
+    {"messages": [{"role": "user", "content": "a"}] * 40_000},
     {"chat_template_kwargs": {f"k{i}": i for i in range(100_000)}},
-    {"tools": [{"type": "function", "function": {"name": "f"}}] * 100_000},
+    {"tools": [{"type": "function", "function": {"name": "f"}}] * 40_000},
 ]
 
 

@@ -111,6 +111,28 @@ def test_a_wrong_method_names_the_right_one(client):
 
 
 @pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/", 200), ("/health", 200), ("/ready", 200), ("/version", 200), ("/v1/models", 200),
+        ("/v1/models/fake", 200), ("/v1/models/other", 404), ("/metrics", 200), ("/kv", 200),
+        ("/kv/stream", 200), ("/requests", 200), ("/requests/x/timeline", 404),
+        ("/static/style.css", 200), ("/tokenizer_info", 200), ("/openapi.json", 200),
+        (COMPLETIONS, 405), ("/nope", 404),
+    ],
+)  # fmt: skip
+def test_whatever_can_be_read_answers_head_without_a_body(client, path, status):
+    """Status and type are those of the whole answer, and the connection stays usable."""
+    head = client.head(path)
+    assert (head.status_code, head.content) == (status, b"")
+    if path != "/kv/stream":
+        whole = client.get(path)
+        assert head.headers["content-type"] == whole.headers["content-type"]
+    else:
+        assert head.headers["content-type"].startswith("text/event-stream")
+    assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
     ("path", "body", "param", "code"),
     [
         (CHAT, {**HI, "model": "other"}, "model", "model_not_found"),

@@ -135,7 +135,7 @@ def test_streams_end_with_the_engine(loaded):
         async def send(message):
             sent.append(message.get("body", b""))
 
-        watching = asyncio.create_task(stream({}, asyncio.Event().wait, send))
+        watching = asyncio.create_task(stream({"method": "GET"}, asyncio.Event().wait, send))
         await engine.stop(grace=0)
         await asyncio.wait_for(watching, 10)
         assert b"shutting down" in sent[-2] or b"draining" in sent[-2]
