@@ -84,7 +84,7 @@ _GENERATION_WORKS = (
 _HARMLESS = (
     "user", "safety_identifier", "metadata", "prompt_cache_key", "prompt_cache_retention",
     "prompt_cache_options", "cache_control", "cache_prompt", "keep_alive", "service_tier",
-    "prediction", "verbosity", "num_batch", "num_gpu", "num_thread", "num_keep", "use_mmap",
+    "prediction", "verbosity", "request_id", "num_batch", "num_gpu", "num_thread", "num_keep", "use_mmap",
     "use_mlock",
 )  # fmt: skip
 _SHARED: dict[str, FieldRule] = {
@@ -105,7 +105,8 @@ _SHARED: dict[str, FieldRule] = {
     ),
     "num_predict": refused("Use 'max_tokens' instead."),
     "n_predict": refused("Use 'max_tokens' instead."),
-    "spaces_between_special_tokens": only([True]),
+    **dict.fromkeys(("spaces_between_special_tokens", "detokenize"), only([True])),
+    "return_tokens_as_token_ids": only([False], hint="Use 'return_token_ids' instead."),
     # structured output, as other servers spell it
     **dict.fromkeys(
         ("guided_json", "json_schema"),
@@ -127,6 +128,9 @@ _CHAT_ONLY: dict[str, FieldRule] = {
          "tool_choice", "parallel_tool_calls"), works(),
     ),
     "echo": only([False]),
+    "add_special_tokens": only([False], hint="The template writes them."),
+    "include_reasoning": only([True]),
+    **dict.fromkeys(("prompt", "input"), refused("Use 'messages' instead.")),
     "functions": only([[]], hint="Use 'tools' instead."),
     "function_call": only(["none", "auto"], hint="Use 'tool_choice' instead."),
     # other modalities and services
@@ -147,6 +151,8 @@ _COMPLETIONS_ONLY: dict[str, FieldRule] = {
     "echo": works(),
     "max_completion_tokens": works(),
     "suffix": only([""]),
+    "add_special_tokens": only([True]),
+    **dict.fromkeys(("messages", "input"), refused("Use 'prompt' instead.")),
     "top_logprobs": refused("Use 'logprobs' with a number instead."),
 }
 _RENDERING = (
