@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ApiError, BodyTooLargeError, InternalError
+from server.errors import ApiError, BodyTooLargeError, InternalError, InvalidRequestError
 from server.wire import event
 
 logger = logging.getLogger(__name__)
@@ -25,9 +25,16 @@ async def read_body(request: Request, limit: int) -> bytes:
     """The whole body.
 
     Raises:
+        InvalidRequestError: It is compressed.
         BodyTooLargeError: It is, or says that it will be, longer than `limit` bytes.
         ClientDisconnect: The client left before it was complete.
     """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() not in ("identity", ""):
+        raise InvalidRequestError(
+            f"The request body must not be compressed (got content-encoding '{encoding[:80]}').",
+            code="unsupported_content_encoding",
+        )
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise BodyTooLargeError(limit)

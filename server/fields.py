@@ -84,8 +84,8 @@ _GENERATION_WORKS = (
 _HARMLESS = (
     "user", "safety_identifier", "metadata", "prompt_cache_key", "prompt_cache_retention",
     "prompt_cache_options", "cache_control", "cache_prompt", "keep_alive", "service_tier",
-    "prediction", "verbosity", "request_id", "num_batch", "num_gpu", "num_thread", "num_keep", "use_mmap",
-    "use_mlock",
+    "prediction", "verbosity", "request_id", "num_batch", "num_gpu", "num_thread", "num_keep",
+    "use_mmap", "use_mlock",
 )  # fmt: skip
 _SHARED: dict[str, FieldRule] = {
     **dict.fromkeys(_GENERATION_WORKS, works()),

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 
-from model.errors import TemplateError
 from server.call import AnswerOptions, Call, Prompt
-from server.chat_turns import chat_turns
 from server.engine_info import EngineInfo
 from server.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from server.exchange import new_call_id
 from server.grammar import GrammarCompiler
-from server.output_form import NO_TOOLS, OutputForm, OutputForms, ToolUse
+from server.output_form import OutputForm, OutputForms, ToolUse
+from server.prompt_encoder import PromptEncoder
 from server.protocols import ChatTemplate, Tokenizer
 from server.request import Request
 from server.sampling_inputs import bad_word_ids, check_token_ids, max_tokens, sampling_params
@@ -29,19 +27,11 @@ from server.schemas import (
     ChatBody,
     CompletionBody,
     GenerationBody,
-    Message,
     TokenizeBody,
 )
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What a completion may generate if it does not say, as in the OpenAI reference."""
-_RESERVED_KWARGS = frozenset(
-    {"self", "tokenizer", "messages", "tools", "control_tokens", "add_generation_prompt",
-     "continue_final_message"}
-)  # fmt: skip
-"""What a client may not hand to the template, as it has a field of its own or none."""
-MAX_NORMALISATION = 4
-"""No Unicode normalisation makes a text shorter than this part of its UTF-8 bytes."""
 
 
 class InputProcessor:
@@ -66,10 +56,10 @@ class InputProcessor:
     ) -> None:
         self._info = info
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
         self._forms = OutputForms(
             grammars, tokenizer, chat_template, tool_call_parser=tool_call_parser
         )
+        self._encoder = PromptEncoder(info, tokenizer, chat_template, forms=self._forms)
 
     def completion(self, body: CompletionBody) -> Call:
         """Make a call of a completions request.
@@ -138,32 +128,28 @@ class InputProcessor:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequestError("Give either 'prompt' or 'messages'.", param="prompt")
         if body.messages is not None:
-            return self.render(
+            return self._encoder.chat(
                 body.messages,
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
                 kwargs=body.chat_template_kwargs,
                 truncates=True,
             )
-        return self._encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        return self._encoder.text(body.prompt or "", add_special_tokens=body.add_special_tokens)
 
     def ignored_hints(self, body: Body) -> tuple[str, ...]:
         """Fields that work where the template reads them, and here it does not."""
         if not isinstance(body, ChatBody):
             return ()
+        reads = self._encoder.template_reads
         unread = [
-            f"chat_template_kwargs.{name}"
-            for name in body.chat_template_kwargs
-            if not self._template_reads(name)
+            f"chat_template_kwargs.{name}" for name in body.chat_template_kwargs if not reads(name)
         ]
-        if body.reasoning_effort is not None and not self._template_reads("reasoning_effort"):
+        if body.reasoning_effort is not None and not reads("reasoning_effort"):
             unread.append("reasoning_effort")
         if body.tool_choice == "auto" and any(tool.function.strict for tool in body.tools):
             unread.append("tools[].function.strict")
         return tuple(unread)
-
-    def _template_reads(self, name: str) -> bool:
-        return self._chat_template is not None and self._chat_template.mentions(name)
 
     def check_model(self, model: str | None) -> None:
         """Refuse a model that is not served here; none at all means the one there is.
@@ -178,72 +164,12 @@ class InputProcessor:
                 param="model",
             )
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        kwargs: Mapping[str, object],
-        truncates: bool,
-        tools: ToolUse = NO_TOOLS,
-    ) -> list[int]:
-        """The ids of a chat.
-
-        Args:
-            messages: The turns.
-            add_generation_prompt: End with the header of an assistant turn.
-            continue_final_message: Leave the last message open.
-            kwargs: What the client hands to the template.
-            truncates: Whether a chat longer than the context is no reason to refuse it.
-            tools: What the model may call.
-
-        Raises:
-            InvalidRequestError: There is no template, it refuses, or the options contradict.
-            ContextLengthError: The text alone proves that it cannot fit.
-        """
-        if continue_final_message and add_generation_prompt:
-            raise InvalidRequestError(
-                "'continue_final_message' needs 'add_generation_prompt' to be false (got true).",
-                param="continue_final_message",
-            )
-        if self._chat_template is None:
-            raise InvalidRequestError(
-                f"The model '{self._info.model_name}' has no chat template. "
-                "Use /v1/completions instead.",
-                param="messages",
-                code="no_chat_template",
-            )
-        turns = self._forms.turns_with_tools(chat_turns(messages), tools)
-        shown = list(tools.definitions) if self._forms.describes_tools else []
-        if not truncates:
-            self._check_length([str(turn["content"]) for turn in turns], "messages")
-        reserved = kwargs.keys() & _RESERVED_KWARGS
-        if reserved:
-            raise InvalidRequestError(
-                f"'chat_template_kwargs' must not set '{min(reserved)}'.",
-                param="chat_template_kwargs",
-            )
-        try:
-            return self._chat_template.encode(
-                self._tokenizer,
-                turns,
-                tools=shown or None,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **kwargs,
-            )
-        except TemplateError as error:
-            raise InvalidRequestError(
-                f"The chat template refuses the messages: {error}", param="messages"
-            ) from None
-
     def _chat_ids(self, body: ChatBody, tools: ToolUse, *, truncates: bool) -> list[int]:
-        """The ids of a chat request's messages; see `render`."""
+        """The ids of a chat request's messages; see `PromptEncoder.chat`."""
         kwargs = dict(body.chat_template_kwargs)
         if body.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-        return self.render(
+        return self._encoder.chat(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
@@ -254,11 +180,8 @@ class InputProcessor:
 
     def _encode_prompt(self, text: str, body: CompletionBody) -> list[int]:
         if body.truncate_prompt_tokens is None:
-            self._check_length([text], "prompt")
-        return _truncate(self._encode(text), body)
-
-    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            self._encoder.check_length([text], "prompt")
+        return _truncate(self._encoder.text(text), body)
 
     def _checked_ids(self, ids: Sequence[int], body: CompletionBody) -> list[int]:
         check_token_ids(ids, self._info, "prompt")
@@ -273,25 +196,6 @@ class InputProcessor:
         if texts and body.truncate_prompt_tokens is None:
             return texts[index]
         return self._tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens)
-
-    def _check_length(self, texts: Sequence[str], param: str) -> None:
-        """Refuse a text whose bytes alone prove that its tokens cannot fit.
-
-        A token covers at most as many bytes as the longest in the vocabulary, of a text that
-        normalisation may have shortened before. So a huge body costs no tokenising.
-        """
-        num_bytes = sum(len(text.encode()) for text in texts)
-        least = num_bytes // (self._longest_token * MAX_NORMALISATION)
-        if least > self._info.max_model_len:
-            raise ContextLengthError(
-                limit=self._info.max_model_len, prompt=least, completion=1, param=param, exact=False
-            )
-
-    @cached_property
-    def _longest_token(self) -> int:
-        """Bytes of the longest token."""
-        ids = range(self._tokenizer.vocab_size)
-        return max(len(self._tokenizer.token_bytes(token_id)) for token_id in ids) or 1
 
     def _call(
         self,

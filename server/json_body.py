@@ -7,6 +7,7 @@ many values that other threads would wait for the parser: it lets none of them r
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -30,7 +31,7 @@ def parse_object(raw: bytes) -> dict[str, object]:
     _check_size(raw)
     try:
         value = json.loads(
-            raw.decode(),
+            raw.removeprefix(codecs.BOM_UTF8).decode(),
             parse_constant=_refuse_constant,
             parse_float=_finite,
             parse_int=_whole,

@@ -27,6 +27,7 @@ WITHOUT_TORCH = {
     "server.openapi",
     "server.schemas",
     "server.input_processor",
+    "server.prompt_encoder",
     "server.streaming",
     "server.wire",
     "server.writer",

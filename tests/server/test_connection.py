@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
-from server.connection import unless_gone
+from server.connection import read_body, unless_gone
+from server.errors import InvalidRequestError
 
 
 async def never() -> dict:
@@ -57,3 +58,17 @@ def test_what_the_work_raises_is_raised():
 
     with pytest.raises(ValueError, match="mine"):
         asyncio.run(unless_gone(never, work()))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+def test_a_compressed_body_is_refused_as_what_it_is(encoding):
+    """Nobody is told that its bytes are no JSON."""
+
+    async def run() -> None:
+        headers = [(b"content-encoding", encoding.encode())]
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
+        await read_body(Request(scope, never), 99)
+
+    with pytest.raises(InvalidRequestError, match=encoding) as error:
+        asyncio.run(run())
+    assert error.value.code == "unsupported_content_encoding"

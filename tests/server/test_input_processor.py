@@ -145,13 +145,6 @@ def test_messages_become_turns():
     assert text == f"system:d;user:a\nb;user:;assistant:{call_in_words};tool:4;assistant:"
 
 
-def test_the_last_turn_can_be_left_open():
-    """No header follows, and the turn is not closed."""
-    options = {"add_generation_prompt": False, "continue_final_message": True}
-    request = chat(USER, {"role": "assistant", "content": "bl"}, **options).requests[0]
-    assert bytes(request.token_ids).decode() == "user:hi;assistant:bl"
-
-
 def test_template_options_reach_the_template():
     """Except those that are fields of the request themselves."""
     template = FakeChatTemplate()
@@ -168,22 +161,6 @@ def test_a_hint_the_template_does_not_read_is_reported():
     assert processor().ignored_hints(body) == ("reasoning_effort",)
     body = parse(ChatBody, {"messages": [USER]})
     assert processor().ignored_hints(body) == ()
-
-
-def test_a_template_refuses_in_its_own_words():
-    """The client reads why."""
-    with pytest.raises(InvalidRequestError, match="roles must alternate") as error:
-        chat({"role": "user", "content": "refuse"})
-    assert error.value.param == "messages"
-
-
-def test_a_model_without_template_says_so():
-    """With the way out."""
-    engine = FakeEngine()
-    engine.chat_template = None
-    with pytest.raises(InvalidRequestError, match="no chat template") as error:
-        processor(engine).chat(parse(ChatBody, {"messages": [USER]}))
-    assert error.value.code == "no_chat_template"
 
 
 def test_other_models_are_not_found():

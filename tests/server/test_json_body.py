@@ -69,6 +69,11 @@ def test_a_text_without_end_among_many_parts_is_no_json():
         parse_object(b'{"a":"' + b"[]," * 251_000)
 
 
+def test_a_byte_order_mark_is_passed_over():
+    """Some programs write one before everything."""
+    assert parse_object(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
 def test_escaped_pairs_are_characters():
     """Both halves of a surrogate pair together are one character."""
     assert parse_object(b'{"a": "\\ud83e\\udd89", "b": [1.5, null]}') == {
