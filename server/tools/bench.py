@@ -60,6 +60,10 @@ class Contender(Protocol):
     def name(self) -> str:
         """As the table calls it."""
 
+    @property
+    def cost(self) -> ForwardCost | None:
+        """Of its model, if it is one of ours."""
+
     def measure(self, task: Task) -> float:
         """Tokens per second; of a prompt those read, else those written."""
 
@@ -70,6 +74,8 @@ class Figure:
 
     contender: str
     task: Task
+    cost: ForwardCost | None = None
+    """Of the contender's model, if it is one of ours; others may hold weights in fewer bytes."""
     samples: list[float] = field(default_factory=list)
 
     @property
@@ -82,17 +88,16 @@ class Figure:
         """From the slowest to the fastest sample, as a part of the median."""
         return (max(self.samples) - min(self.samples)) / self.median
 
-    def to_json(self, cost: ForwardCost, *, steps: int, bandwidth: float) -> dict[str, object]:
+    def to_json(self, *, steps: int, bandwidth: float) -> dict[str, object]:
         """The figure, and for our own decoding its share of what memory allows.
 
         Args:
-            cost: Of our model; another engine may hold the same weights in fewer or more bytes.
             steps: Decode steps of one measurement.
             bandwidth: Bytes a second.
         """
         step_bytes = None
-        if self.contender.startswith("kvserve"):
-            step_bytes = self.task.step_bytes(cost, steps=steps)
+        if self.cost is not None:
+            step_bytes = self.task.step_bytes(self.cost, steps=steps)
         share = None
         if step_bytes is not None:
             share = self.median / self.task.batch * step_bytes / bandwidth
@@ -115,14 +120,20 @@ class EngineContender:
     Args:
         loaded: Nothing else may use it meanwhile.
         steps: Decode steps of one measurement.
+        name: As the table calls it.
         clock: Seconds.
     """
 
-    name = "kvserve"
-
     def __init__(
-        self, loaded: LoadedEngine, *, steps: int, clock: Callable[[], float] = time.perf_counter
+        self,
+        loaded: LoadedEngine,
+        *,
+        steps: int,
+        name: str = "kvserve",
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.name = name
+        self.cost = loaded.info.cost
         self._engine = loaded.engine
         self._vocab_size = loaded.info.vocab_size
         self._steps = steps
@@ -170,33 +181,31 @@ class EngineContender:
 
 
 def measure_all(
-    tasks: Sequence[Task],
-    contenders: Sequence[Contender],
+    pairs: Sequence[tuple[Task, Contender]],
     *,
     repeat: int,
     progress: Progress = lambda *_: None,
 ) -> list[Figure]:
-    """Measure every task with every contender, `repeat` times after one round that is not counted.
+    """Measure each task with its contender, `repeat` times after one round that is not counted.
 
     The first round brings code, pages and clocks up; its samples are dropped.
     """
-    figures = [Figure(contender.name, task) for task in tasks for contender in contenders]
-    owners = [contender for _ in tasks for contender in contenders]
+    figures = [Figure(contender.name, task, contender.cost) for task, contender in pairs]
     total = (repeat + 1) * len(figures)
     done = 0
     for number in range(repeat + 1):
-        for figure, contender in zip(figures, owners, strict=True):
-            progress(f"{contender.name}, {figure.task}", done, total)
-            sample = contender.measure(figure.task)
+        for figure, (task, contender) in zip(figures, pairs, strict=True):
+            progress(f"{contender.name}, {task}", done, total)
+            sample = contender.measure(task)
             if number:
                 figure.samples.append(sample)
             done += 1
     return figures
 
 
-def tasks_of(*, prompts: Iterable[int], batches: Iterable[int], context: int) -> list[Task]:
-    """Prompts first, then decoding."""
+def tasks_of(*, prompts: Iterable[int], batches: Iterable[tuple[int, int]]) -> list[Task]:
+    """Prompts of these lengths first, then decoding for so many requests at such a context."""
     return [
         *(Task(kind="prompt", context=length) for length in prompts),
-        *(Task(kind="decode", batch=batch, context=context) for batch in batches),
+        *(Task(kind="decode", batch=batch, context=context) for batch, context in batches),
     ]

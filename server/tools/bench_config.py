@@ -10,6 +10,13 @@ from pydantic import AfterValidator, Field
 from server.config import EngineConfig
 
 
+def _batches(text: str) -> str:
+    """Refuse what is no list of numbers of requests, each with or without a context."""
+    for part in split(text):
+        _numbers(part.replace("x", ",", 1))
+    return text
+
+
 def _numbers(text: str) -> str:
     """Refuse what is no list of whole numbers."""
     parts = split(text)
@@ -23,6 +30,7 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+Batches = Annotated[str, AfterValidator(_batches)]
 Numbers = Annotated[str, AfterValidator(_numbers)]
 
 
@@ -31,8 +39,8 @@ class BenchConfig(EngineConfig):
 
     context: Annotated[int, Field(ge=1)] = 128
     """Tokens that each request sees when decoding begins."""
-    batch: Numbers = "1,2,4,8,16,32"
-    """How many requests to decode at once."""
+    batch: Batches = "1,2,4,8,16,32"
+    """How many requests to decode at once; 8x4096 is 8 that see 4096 tokens each."""
     prompt: Numbers = "512,4096"
     """Lengths of prompts; may be empty."""
     steps: Annotated[int, Field(ge=2)] = 64
@@ -41,15 +49,24 @@ class BenchConfig(EngineConfig):
     """How often each thing is measured; the median counts."""
     http: bool = False
     """Measure the same through a server, too."""
+    service: bool = False
+    """Measure how a server starts and waits, what a cached beginning saves, and how long a
+    stream pauses while a long prompt is read."""
     peer_python: Path | None = None
     """Compare with llama.cpp: the Python of an environment that has llama-cpp-python."""
     peer_model: str = ""
     """GGUF files for llama.cpp, with commas between; the same as ours if none."""
+    same_file: bool = False
+    """Decode one request from each of those files with kvserve, too."""
 
     @property
-    def batches(self) -> list[int]:
-        """Of `batch`."""
-        return list(map(int, split(self.batch)))
+    def batches(self) -> list[tuple[int, int]]:
+        """Of `batch`: how many requests, and what each sees."""
+        found = []
+        for part in split(self.batch):
+            batch, _, context = part.partition("x")
+            found.append((int(batch), int(context or self.context)))
+        return found
 
     @property
     def prompts(self) -> list[int]:

@@ -1,87 +1,41 @@
-"""HttpContender: the same engine behind its server, in another process, measured by its clients.
+"""HttpContender: the same engine behind its server, measured by its clients.
 
-Starts `kvserve serve` on the loopback interface with the options of the bench. Streams are opened
-together; what counts is the time in which all of them were receiving.
+Streams are opened together; what counts is the time in which all of them were receiving.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from itertools import count
-from types import TracebackType
-from typing import Self
 
-import httpx
-
-from server.config import EngineConfig
+from model.cost import ForwardCost
 from server.errors import ConfigurationError
 from server.tools.bench import Task
-from server.tools.stream_client import RequestRecord, StreamClient
+from server.tools.bench_server import BenchServer, records_of
+from server.tools.stream_client import RequestRecord
 from server.tools.workload import Lengths, Prompt, random_prompts
 
-_SERVE = "from server.cli import main; main()"
-_START_SECONDS = 120
 _MARGIN = 16
 """Tokens beyond those counted, as the streams do not begin and end at one moment."""
 
 
 class HttpContender:
-    """A server that lives as long as the contender is entered.
+    """A running server.
 
     Args:
-        config: Of the engine.
+        server: It.
         steps: About as many tokens of each stream are counted.
+        cost: Of its model.
     """
 
     name = "kvserve over HTTP"
 
-    def __init__(self, config: EngineConfig, *, steps: int) -> None:
-        self._config = config
+    def __init__(self, server: BenchServer, *, steps: int, cost: ForwardCost) -> None:
+        self.cost = cost
+        self._server = server
         self._steps = steps
         self._numbers = count()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
-        self._url = f"http://127.0.0.1:{self._port}"
-        self._model = ""
-
-    def __enter__(self) -> Self:
-        """Start it and wait until it answers.
-
-        Raises:
-            ConfigurationError: It does not.
-        """
-        fields = set(EngineConfig.model_fields)
-        chosen = self._config.model_dump(include=fields, exclude_none=True)
-        options = {"port": self._port, "host": "127.0.0.1", "access_log": False, **chosen}
-        environment = {f"KVSERVE_{name.upper()}": str(value) for name, value in options.items()}
-        self._process = subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-c", _SERVE, "serve", "--log-level", "error"],
-            env={**os.environ, **environment},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            self._model = self._wait()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the server."""
-        self._process.terminate()
-        self._process.wait()
 
     def measure(self, task: Task) -> float:
         """Tokens per second of all streams together; of a prompt, those read."""
@@ -98,29 +52,12 @@ class HttpContender:
         return common_rate(await self._send(prompts))
 
     async def _send(self, prompts: Sequence[Prompt]) -> list[RequestRecord]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=self._url, timeout=None, limits=limits) as http:  # noqa: S113 - a slow machine may take its time
-            options = {"temperature": 0, "ignore_eos": True}
-            client = StreamClient(http, model=self._model, endpoint="completions", options=options)
-            records = [RequestRecord(intended=0.0) for _ in prompts]
-            await asyncio.gather(*map(client.send, prompts, records))
-        for record in records:
-            if record.error not in (None, "empty answer"):
-                raise ConfigurationError(f"{self.name}: {record.error}: {record.detail}")
-        return records
-
-    def _wait(self) -> str:
-        """The name of the model, once the server is ready."""
-        end = time.monotonic() + _START_SECONDS
-        while time.monotonic() < end and self._process.poll() is None:
-            try:
-                if httpx.get(f"{self._url}/ready").is_success:
-                    answer = httpx.get(f"{self._url}/v1/models")
-                    return str(answer.json()["data"][0]["id"])
-            except httpx.TransportError:
-                pass
-            time.sleep(0.1)
-        raise ConfigurationError(f"{self.name}: the server did not start")
+        async with self._server.connect() as http:
+            sending = [
+                self._server.send(http, prompt, record)
+                for prompt, record in zip(prompts, records_of(prompts), strict=True)
+            ]
+            return list(await asyncio.gather(*sending))
 
 
 def common_rate(records: Sequence[RequestRecord]) -> float:

@@ -29,6 +29,8 @@ class PeerContender:
         self, python: Path, model: Path, *, threads: int, steps: int, script: Path = SCRIPT
     ) -> None:
         self.name = f"llama.cpp {model.stem}"
+        self.cost = None
+        """Unknown: it may hold the weights in fewer or more bytes."""
         self.version = ""
         self._steps = steps
         self._command = [str(python), str(script), str(model), str(threads)]

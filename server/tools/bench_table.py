@@ -1,4 +1,4 @@
-"""What the benchmark prints: a line for each task, and columns for each contender."""
+"""What the benchmark prints: speed by task and contender, then file by file, then the service."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from server.tools.command_line import caption
 Row = Mapping[str, Any]
 """A figure as JSON has it."""
 
+_OURS, _PEER = "kvserve", "llama.cpp"
+
 
 def show_table(console: Console, rows: Sequence[Row], *, facts: dict[str, Any]) -> None:
     """Print the figures.
@@ -23,37 +25,92 @@ def show_table(console: Console, rows: Sequence[Row], *, facts: dict[str, Any]) 
         facts: About the machine and the model.
     """
     names = list(dict.fromkeys(row["contender"] for row in rows))
+    files = [name for name in names if _peer_of(name) in names]
+    names = [name for name in names if name not in files]
     where = f"{caption(facts)} ({facts['processor']}), {facts['kernels']}"
     bits = f"{facts['bits_per_weight']:.1f} bits a weight"
-    table = Table(title=f"{where}, {bits}: tokens per second", header_style="bold")
-    table.add_column("task", no_wrap=True)
-    table.add_column("of limit", justify="right", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right")
-        if name != names[0]:
-            table.add_column("ratio", justify="right", no_wrap=True)
-    for task in dict.fromkeys(map(_task, rows)):
+    table = _table(f"{where}, {bits}: tokens per second", names)
+    for task in dict.fromkeys(_task(row) for row in rows if row["contender"] == names[0]):
         found = {row["contender"]: row for row in rows if _task(row) == task}
-        table.add_row(*_cells([found[name] for name in names]))
+        table.add_row(_words(found[names[0]]), *_cells([found[name] for name in names]))
     console.print(table)
     speed = f"Memory was read at {facts['bandwidth'] / 1e9:.1f} GB/s at best."
     ratio = f" Ratio: {names[0]} over the column before it." if len(names) > 1 else ""
     console.print(speed + ratio, highlight=False)
+    if files:
+        console.print(_file_table(rows, files))
+
+
+def show_service(console: Console, service: Mapping[str, Any]) -> None:
+    """Print what a server is like to use.
+
+    Args:
+        console: Where to.
+        service: ServiceFigures as JSON has them.
+    """
+    sizes, idle = service["sizes"], service["idle_share"]
+    gap = f"of {sizes['streams']} streams beside a prompt of {sizes['long_words']:,}"
+    table = Table(title="Through HTTP, on the same machine", header_style="bold")
+    table.add_column("")
+    table.add_column("measured", justify="right", no_wrap=True)
+    table.add_row("from the start to the first token", f"{service['seconds_to_first_token']:.2f} s")
+    table.add_row("processor time while it waits", "?" if idle is None else f"{100 * idle:.1f} %")
+    table.add_row(
+        f"first token after {sizes['prefix_words']:,} cached, of the cold time",
+        f"{100 * service['prefix_share']:.1f} %",
+    )
+    table.add_row(f"gaps {gap}, 99th percentile", f"{service['gap_ratio']:.1f} x usual")
+    table.add_row("the longest of them", f"{service['longest_gap_ratio']:.1f} x usual")
+    console.print(table)
+
+
+def _table(title: str, names: Sequence[str]) -> Table:
+    """The columns of the contenders."""
+    table = Table(title=title, header_style="bold")
+    table.add_column("task", no_wrap=True)
+    table.add_column("of limit", justify="right", no_wrap=True)
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right")
+        if number:
+            table.add_column("ratio", justify="right", no_wrap=True)
+    return table
+
+
+def _file_table(rows: Sequence[Row], files: Sequence[str]) -> Table:
+    """One line for each file that both engines decoded."""
+    tasks = {_task(row): _words(row) for row in rows if row["contender"] in files}
+    (task,) = tasks
+    found = {row["contender"]: row for row in rows if _task(row) == task}
+    table = _table(f"{tasks[task]}, the same file: tokens per second", [_OURS, _PEER])
+    table.columns[0].header = "file"
+    for name in files:
+        cells = _cells([found[name], found[_peer_of(name)]])
+        table.add_row(name.removeprefix(f"{_OURS} "), *cells)
+    return table
+
+
+def _peer_of(name: str) -> str:
+    """What the other engine is called when it has the same file."""
+    return _PEER + name.removeprefix(_OURS) if name.startswith(_OURS) else ""
 
 
 def _task(row: Row) -> tuple[object, ...]:
     return row["kind"], row["batch"], row["context"]
 
 
+def _words(row: Row) -> str:
+    """The task in the first column."""
+    length = f"{row['context']:,}"
+    return (
+        f"prompt of {length}" if row["kind"] == "prompt" else f"decode, {row['batch']} at {length}"
+    )
+
+
 def _cells(rows: Sequence[Row]) -> list[str]:
-    """One task's line."""
+    """One task's line, after its name; the first contender is held against the others."""
     ours = rows[0]
     share = ours["memory_share"]
-    length = f"{ours['context']:,}"
-    words = f"prompt of {length}"
-    if ours["kind"] == "decode":
-        words = f"decode, {ours['batch']} at {length}"
-    cells = [words, "" if share is None else f"{100 * share:.0f} %"]
+    cells = ["" if share is None else f"{100 * share:.0f} %"]
     for number, row in enumerate(rows):
         rate = row["tokens_per_second"]
         cells.append(f"{rate:,.0f} +- {50 * row['spread']:.0f} %")

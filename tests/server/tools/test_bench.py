@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from functools import partial
@@ -9,6 +10,7 @@ from itertools import count
 
 import pytest
 from engines import load_engine
+from rich.console import Console
 from typer.testing import CliRunner
 
 from model.cost import ForwardCost
@@ -16,9 +18,18 @@ from server.cli import app
 from server.config import EngineConfig
 from server.errors import ConfigurationError
 from server.tools.bench import EngineContender, Figure, Task, measure_all, tasks_of
+from server.tools.bench_config import BenchConfig
 from server.tools.bench_http import HttpContender, common_rate
 from server.tools.bench_memory import read_bandwidth
 from server.tools.bench_peer import PeerContender
+from server.tools.bench_server import BenchServer
+from server.tools.bench_service import (
+    ServiceBench,
+    ServiceFigures,
+    ServiceSizes,
+    gap_ratios,
+)
+from server.tools.bench_table import show_service, show_table
 from server.tools.stream_client import RequestRecord
 
 COST = ForwardCost(
@@ -36,6 +47,7 @@ class Recorder:
 
     def __init__(self, name, calls):
         self.name = name
+        self.cost = None
         self._calls = calls
         self._rates = count(10.0, 10.0)
 
@@ -47,9 +59,10 @@ class Recorder:
 def test_rounds_go_through_everyone_in_turn():
     """Each round measures every task with every contender; the first round does not count."""
     calls = []
-    tasks = tasks_of(prompts=[8], batches=[2], context=4)
+    tasks = tasks_of(prompts=[8], batches=[(2, 4)])
     contenders = [Recorder("one", calls), Recorder("two", calls)]
-    figures = measure_all(tasks, contenders, repeat=2)
+    pairs = [(task, contender) for task in tasks for contender in contenders]
+    figures = measure_all(pairs, repeat=2)
     assert calls == [(name, task) for task in tasks for name in ("one", "two")] * 3
     assert [figure.samples for figure in figures] == [[30.0, 50.0]] * 2 + [[40.0, 60.0]] * 2
     assert (figures[0].median, figures[0].spread) == (40.0, 0.5)
@@ -60,11 +73,11 @@ def test_share_of_the_memory():
     task = Task(kind="decode", batch=4, context=90)
     # 4 requests x (100 tokens read and one written) x 10 bytes beside 1000 bytes of weights
     assert task.step_bytes(COST, steps=20) == 1000 + 4 * (100 + 1) * 10
-    figure = Figure("kvserve", task, samples=[8.0])
-    found = figure.to_json(COST, steps=20, bandwidth=20_160)
+    figure = Figure("kvserve", task, COST, samples=[8.0])
+    found = figure.to_json(steps=20, bandwidth=20_160)
     assert found["memory_share"] == pytest.approx(2 * 5040 / 20_160)
-    prompt = Figure("kvserve", Task(kind="prompt", context=90), samples=[8.0])
-    assert prompt.to_json(COST, steps=20, bandwidth=1.0)["memory_share"] is None
+    prompt = Figure("kvserve", Task(kind="prompt", context=90), COST, samples=[8.0])
+    assert prompt.to_json(steps=20, bandwidth=1.0)["memory_share"] is None
 
 
 def test_bandwidth_is_bytes_over_the_fastest_seconds():
@@ -145,6 +158,55 @@ def test_the_command_prints_and_writes_figures(checkpoint, tmp_path, monkeypatch
     assert {"processor", "kernels", "num_threads", "bandwidth", "model"} <= found.keys()
 
 
+def test_a_context_can_be_given_for_each_batch():
+    """8x40 is eight requests at a context of 40, and a number alone has the usual one."""
+    config = BenchConfig(batch="1, 8x40,2x7", context=9)
+    assert config.batches == [(1, 9), (8, 40), (2, 7)]
+
+
+def test_gaps_beside_a_prompt_are_held_against_those_before():
+    """The gap that the prompt begins in counts as one beside it, and what comes after does not."""
+    one = RequestRecord(intended=0.0, arrivals=[0.0, 1.0, 2.0, 3.0, 7.0, 10.0, 90.0, 95.0])
+    two = RequestRecord(intended=0.0, arrivals=[0.5, 1.5, 2.5, 7.5, 9.5])
+    assert gap_ratios([one, two], began=3.5, ended=8.0) == (5.0, 5.0)
+    many = RequestRecord(intended=0.0, arrivals=[0.0, 2.0, *range(4, 804, 4), 900.0])
+    percentile, longest = gap_ratios([many], began=2.0, ended=899.0)
+    assert (percentile, longest) == (2.0, 50.0)
+
+
+def test_figures_of_files_have_a_table_of_their_own():
+    """A file that both engines decoded is one line, beside the table of the main model."""
+    figures = [
+        Figure("kvserve", Task(kind="decode", context=9), COST, [30.0]),
+        Figure("llama.cpp A", Task(kind="decode", context=9), None, [20.0]),
+        Figure("llama.cpp B", Task(kind="decode", context=9), None, [10.0]),
+        Figure("kvserve B", Task(kind="decode", context=9), COST, [25.0]),
+    ]
+    rows = [figure.to_json(steps=2, bandwidth=1e5) for figure in figures]
+    console = Console(width=200, record=True, file=io.StringIO())
+    facts = {"model": "m", "num_threads": 2, "device": "cpu", "processor": "p", "kernels": "k"}
+    show_table(console, rows, facts={**facts, "bits_per_weight": 4.5, "bandwidth": 1e10})
+    text = console.export_text()
+    main, files = text.split("Memory was read")
+    assert "1.50x" in main
+    assert "3.00x" in main
+    assert "kvserve B" not in main
+    assert "2.50x" in files
+
+
+def test_the_service_is_printed():
+    """Each row says what it is of, and what a system does not tell is a question mark."""
+    found = ServiceFigures(
+        seconds_to_first_token=1.5, idle_share=None, prefix_share=0.021, gap_ratio=4.25,
+        longest_gap_ratio=7.0, sizes=ServiceSizes(),
+    )  # fmt: skip
+    console = Console(width=120, record=True, file=io.StringIO())
+    show_service(console, found.to_json())
+    text = console.export_text()
+    for words in ("1.50 s", "?", "2.1 %", "8 streams beside a prompt of 4,096", "4.2 x", "7.0 x"):
+        assert words in text
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -162,8 +224,16 @@ def test_useless_options_are_refused(options, message):
 def test_a_server_is_started_and_measured(checkpoint):
     """With --http the same model is served in a process of its own and measured by its clients."""
     config = EngineConfig(model=str(checkpoint("rand-llama-tied")), threads=1, max_model_len=300)
-    with HttpContender(config, steps=32) as server:
-        assert server.measure(Task(kind="decode", batch=2, context=8)) > 0
-        assert server.measure(Task(kind="prompt", context=8)) > 0
+    sizes = ServiceSizes(streams=2, stream_words=4, usual_tokens=8, stream_tokens=200,
+                         long_words=60, prefix_words=20, end_words=2)  # fmt: skip
+    with BenchServer(config) as server:
+        contender = HttpContender(server, steps=32, cost=COST)
+        assert contender.measure(Task(kind="decode", batch=2, context=8)) > 0
+        assert contender.measure(Task(kind="prompt", context=8)) > 0
+        found = ServiceBench(server, sizes).measure(repeat=1)
+        assert server.seconds_to_first_token == found.seconds_to_first_token > 0
+        assert found.prefix_share > 0
+        assert found.longest_gap_ratio >= found.gap_ratio > 0
+        assert found.idle_share is None or found.idle_share >= 0
         process = server._process
     assert process.poll() is not None
