@@ -13,16 +13,24 @@ from server.config import EngineConfig
 def _batches(text: str) -> str:
     """Refuse what is no list of numbers of requests, each with or without a context."""
     for part in split(text):
-        _numbers(part.replace("x", ",", 1))
+        batch, separator, context = part.partition("x")
+        for number in (batch, context) if separator else (batch,):
+            if not _is_size(number):
+                raise ValueError(
+                    "must be whole numbers above 0, or two with an x, with commas between"
+                )
     return text
 
 
 def _numbers(text: str) -> str:
     """Refuse what is no list of whole numbers."""
-    parts = split(text)
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if not all(map(_is_size, split(text))):
         raise ValueError("must be whole numbers above 0 with commas between")
     return text
+
+
+def _is_size(text: str) -> bool:
+    return text.isdecimal() and int(text) > 0
 
 
 def split(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from server.tools.bench_server import BenchServer, records_of
 from server.tools.stream_client import RequestRecord
 from server.tools.workload import Lengths, random_prompts
 
-_IDLE_SECONDS = 2.0
+_IDLE_SECONDS = 4.0
 _SETTLING_SECONDS = 0.5
 _POLL_SECONDS = 0.005
 _FIRST_SEED = 1_000_000

@@ -211,6 +211,9 @@ def test_the_service_is_printed():
     ("options", "message"),
     [
         (["--batch", "1,x"], "--batch: must be whole numbers"),
+        (["--batch", "8x0"], "--batch: must be whole numbers"),
+        (["--prompt", "8x2"], "--prompt: must be whole numbers"),
+        (["--same-file"], "need --peer-python"),
         (["--batch", "", "--prompt", ""], "nothing to measure"),
     ],
 )
@@ -225,7 +228,7 @@ def test_a_server_is_started_and_measured(checkpoint):
     """With --http the same model is served in a process of its own and measured by its clients."""
     config = EngineConfig(model=str(checkpoint("rand-llama-tied")), threads=1, max_model_len=300)
     sizes = ServiceSizes(streams=2, stream_words=4, usual_tokens=8, stream_tokens=200,
-                         long_words=60, prefix_words=20, end_words=2)  # fmt: skip
+                         long_words=30, prefix_words=20, end_words=2)  # fmt: skip
     with BenchServer(config) as server:
         contender = HttpContender(server, steps=32, cost=COST)
         assert contender.measure(Task(kind="decode", batch=2, context=8)) > 0
