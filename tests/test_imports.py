@@ -32,7 +32,10 @@ WITHOUT_TORCH = {
     "server.wire",
     "server.writer",
     "server.request",
+    "server.batch",
+    "server.pace",
     "server.scheduler",
+    "server.step_plan",
     "server.errors",
     "server.config",
 }

@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from itertools import count
+from typing import TYPE_CHECKING
 
-from model.cost import ForwardCost
 from server.errors import ConfigurationError
 from server.tools.bench import Task
 from server.tools.bench_server import BenchServer, records_of
 from server.tools.stream_client import RequestRecord
 from server.tools.workload import Lengths, Prompt, random_prompts
+
+if TYPE_CHECKING:
+    from model.cost import ForwardCost
 
 _MARGIN = 16
 """Tokens beyond those counted, as the streams do not begin and end at one moment."""
