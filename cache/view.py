@@ -37,7 +37,7 @@ class BatchLayout:
     num_decodes: int
     """How many leading requests have exactly one new token."""
     max_key_length: int
-    """The largest of `key_lengths`."""
+    """No less than the largest of `key_lengths`, and in the same block."""
 
 
 class AttentionBackend(Protocol):

@@ -9,6 +9,7 @@ Holds weights and scratch memory; the cache is handed in with each pass.
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -64,6 +65,8 @@ class NativeTransformer:
         builder = _SpecBuilder(config, self.weights)
         self._kept_alive = builder.frequencies
         self._model: int = kernels.library.kv_model_create(ctypes.byref(builder.spec))
+        self._memory: tuple[object, object, object, object] = (None, None, None, None)
+        self._step = Step()
 
     @classmethod
     def from_transformer(
@@ -114,54 +117,29 @@ class NativeTransformer:
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, kv: CacheView) -> Tensor:
         """Run all layers, writing keys and values: (N, C), of which `logits` takes any rows."""
-        layout, storage = kv.layout, kv.pool.storage
-        assert storage[0, 0].is_contiguous()
-        assert storage.shape[3] >= 16, "the kernels take 16 neighbouring keys at a time"
-        assert storage.dtype in (torch.float32, torch.bfloat16)
-        assert layout.block_table.stride(1) == 1
-        _, num_layers, num_blocks, block_size, kv_heads, head_size = storage.shape
-        assert (num_layers, kv_heads, head_size) == (
-            self.config.num_layers,
-            self.config.num_kv_heads,
-            self.config.head_dim,
-        )
-        hidden = torch.empty(len(input_ids), self.config.hidden_size)
-        step = Step(
-            tokens=len(input_ids),
-            input_ids=_address(input_ids),
-            positions=_address(positions),
-            slots=_address(layout.slots),
-            batch=Batch(
-                requests=len(layout.key_lengths),
-                query_starts=_address(layout.query_starts),
-                key_lengths=_address(layout.key_lengths),
-                block_table=layout.block_table.data_ptr(),
-                max_blocks=layout.block_table.stride(0),
-            ),
-            first_layer=CacheLayer(
-                keys=storage.data_ptr(),
-                values=storage.data_ptr() + storage.stride(0) * storage.itemsize,
-                is_bf16=int(storage.dtype == torch.bfloat16),
-                block_size=block_size,
-                kv_heads=kv_heads,
-                head_size=head_size,
-            ),
-            layer_bytes=storage.stride(1) * storage.itemsize,
-            blocks=num_blocks,
-        )
+        # A batch in the very same memory as the last one needs no new description.
+        memory = (input_ids, positions, kv.layout, kv.pool)
+        if not all(map(operator.is_, memory, self._memory)):
+            self._step = _describe_step(input_ids, positions, kv, config=self.config)
+            self._memory = memory
+        hidden = torch.empty(input_ids.shape[0], self.config.hidden_size)
         error = self.kernels.library.kv_model_forward(
-            self._model, self.kernels.pool, ctypes.byref(step), hidden.data_ptr()
+            self._model, self.kernels.pool, ctypes.byref(self._step), hidden.data_ptr()
         )
         if error:
             raise ValueError(f"The batch cannot be run: {STEP_ERRORS[error]}.")
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Compute the logits (R, V), float32, of hidden states (R, C)."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Compute the logits (R, V), float32, of hidden states (R, C), in `out` if it is given."""
         hidden = hidden.contiguous()
-        out = torch.empty(len(hidden), self.config.vocab_size)
+        num_rows = hidden.shape[0]
+        if out is None:
+            out = torch.empty(num_rows, self.config.vocab_size)
+        assert out.shape == (num_rows, self.config.vocab_size)
+        assert out.is_contiguous()
         self.kernels.library.kv_model_logits(
-            self._model, self.kernels.pool, hidden.data_ptr(), len(hidden), out.data_ptr()
+            self._model, self.kernels.pool, hidden.data_ptr(), num_rows, out.data_ptr()
         )
         return out
 
@@ -194,6 +172,46 @@ def pack_weights(
         looked_up_only = name == POSITIONS
         chosen = own if looked_up_only or weight_format is None else weight_format
         yield name, PackedLinear.from_float(tensor, weight_format=chosen, kernels=kernels)
+
+
+def _describe_step(
+    input_ids: Tensor, positions: Tensor, kv: CacheView, *, config: ModelConfig
+) -> Step:
+    """Where the kernels find a batch and its pool."""
+    layout, storage = kv.layout, kv.pool.storage
+    assert storage[0, 0].is_contiguous()
+    assert storage.shape[3] >= 16, "the kernels take 16 neighbouring keys at a time"
+    assert storage.dtype in (torch.float32, torch.bfloat16)
+    assert layout.block_table.stride(1) == 1
+    _, num_layers, num_blocks, block_size, kv_heads, head_size = storage.shape
+    assert (num_layers, kv_heads, head_size) == (
+        config.num_layers,
+        config.num_kv_heads,
+        config.head_dim,
+    )
+    return Step(
+        tokens=len(input_ids),
+        input_ids=_address(input_ids),
+        positions=_address(positions),
+        slots=_address(layout.slots),
+        batch=Batch(
+            requests=len(layout.key_lengths),
+            query_starts=_address(layout.query_starts),
+            key_lengths=_address(layout.key_lengths),
+            block_table=layout.block_table.data_ptr(),
+            max_blocks=layout.block_table.stride(0),
+        ),
+        first_layer=CacheLayer(
+            keys=storage.data_ptr(),
+            values=storage.data_ptr() + storage.stride(0) * storage.itemsize,
+            is_bf16=int(storage.dtype == torch.bfloat16),
+            block_size=block_size,
+            kv_heads=kv_heads,
+            head_size=head_size,
+        ),
+        layer_bytes=storage.stride(1) * storage.itemsize,
+        blocks=num_blocks,
+    )
 
 
 def _address(indices: Tensor) -> int:

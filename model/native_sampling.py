@@ -34,10 +34,11 @@ class NativeSampling:
         size = kernels.threads * kernels.library.kv_sampling_scratch(width)
         self._scratch = torch.empty(size + 64, dtype=torch.uint8)
         self._scratch_address = -(-self._scratch.data_ptr() // 64) * 64
+        self._call = _Call(np.zeros(0, CHOICE))
 
     def choose(
         self, logits: Tensor, choices: NDArray[np.void]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32] | None]:
+    ) -> tuple[list[int], list[int] | None]:
         """Choose a token in each row.
 
         Args:
@@ -49,21 +50,21 @@ class NativeSampling:
             The tokens (B,), and what became of each row (B,), or None if all are chosen.
         """
         logits = self._checked(logits)
-        assert choices.dtype == CHOICE
-        assert len(choices) == len(logits)
-        tokens = np.zeros(len(logits), np.int64)
-        outcomes = np.zeros(len(logits), np.int32)
+        call = self._call
+        if call.choices is not choices:
+            call = self._call = _Call(choices)
+        assert len(call.tokens) == logits.shape[0]
         num_failed = self._kernels.library.kv_choose(
             self._kernels.pool,
             logits.data_ptr(),
-            len(logits),
+            len(call.tokens),
             self._width,
-            address(choices),
+            call.choices_address,
             self._scratch_address,
-            address(tokens),
-            address(outcomes),
+            call.tokens_address,
+            call.outcomes_address,
         )
-        return tokens, outcomes if num_failed else None
+        return call.tokens.tolist(), call.outcomes.tolist() if num_failed else None
 
     def score(
         self,
@@ -110,6 +111,19 @@ class NativeSampling:
         assert logits.dtype == torch.float32
         assert logits.shape[1] == self._width
         return logits.contiguous()
+
+
+class _Call:
+    """The arrays of one call of kv_choose, and where they lie, for as long as calls are alike."""
+
+    def __init__(self, choices: NDArray[np.void]) -> None:
+        assert choices.dtype == CHOICE
+        self.choices = choices
+        self.tokens = np.zeros(len(choices), np.int64)
+        self.outcomes = np.zeros(len(choices), np.int32)
+        self.choices_address = address(choices)
+        self.tokens_address = address(self.tokens)
+        self.outcomes_address = address(self.outcomes)
 
 
 def address(array: NDArray[np.generic]) -> int:

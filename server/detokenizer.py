@@ -9,8 +9,7 @@ from __future__ import annotations
 import codecs
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from server.request import SamplingParams
 
@@ -25,8 +24,34 @@ class TokenSpeller(Protocol):
         """Tell whether a token is a control token."""
 
 
-@dataclass(frozen=True, slots=True)
-class DetokenizerOutput:
+class RememberedSpeller:
+    """Asks a tokenizer for each token once, as the same few come again and again.
+
+    Args:
+        tokenizer: Whom to ask.
+    """
+
+    def __init__(self, tokenizer: TokenSpeller) -> None:
+        self._tokenizer = tokenizer
+        self._bytes: dict[int, bytes] = {}
+        self._special: dict[int, bool] = {}
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token adds to the text."""
+        content = self._bytes.get(token_id)
+        if content is None:
+            content = self._bytes[token_id] = self._tokenizer.token_bytes(token_id)
+        return content
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether a token is a control token."""
+        special = self._special.get(token_id)
+        if special is None:
+            special = self._special[token_id] = self._tokenizer.is_special(token_id)
+        return special
+
+
+class DetokenizerOutput(NamedTuple):
     """The text that became certain, and the stop string that ended the request, if one did."""
 
     text: str
@@ -65,6 +90,9 @@ class Detokenizer:
         A stop string that is complete before `min_tokens` tokens ends nothing.
         """
         assert not self._stopped, "a stopped request got another token"
+        if not self._stops:  # nothing is ever held
+            self._num_tokens += len(token_ids)
+            return DetokenizerOutput("".join(map(self._text_of, token_ids)), len(token_ids))
         released: list[str] = []
         for index, token_id in enumerate(token_ids):
             self._num_tokens += 1
@@ -82,8 +110,11 @@ class Detokenizer:
 
     def _text_of(self, token_id: int) -> str:
         """Return the characters that this token completes."""
-        is_special = self._tokenizer.is_special(token_id)
-        if self._skip_special_tokens and is_special and token_id not in self._shown_token_ids:
+        if (
+            self._skip_special_tokens
+            and self._tokenizer.is_special(token_id)
+            and token_id not in self._shown_token_ids
+        ):
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
@@ -108,6 +139,10 @@ class StopStrings:
         self._stops = sorted(set(stops), key=len, reverse=True)
         self._alphabetical = sorted(self._stops)
         self._longest_beginning = max(map(len, self._stops), default=1) - 1
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._stops)
 
     def find(self, text: str, *, checked: int) -> tuple[str, int] | None:
         """Find the stop string that is complete first, reading character by character.

@@ -109,7 +109,7 @@ class Engine:
         batch = self.scheduler.schedule()
         if batch is None:
             return []
-        self._token_masks.begin([entry.request for entry in batch.sampling])
+        self._token_masks.begin(batch.sampling_requests)
         hidden = self._runner.forward(batch)
         sampled = self._sample(batch, hidden)
         self.scheduler.commit(batch)
@@ -161,8 +161,7 @@ class Engine:
             return None
         logits = self._runner.logits(hidden, rows)
         allowed = self._token_masks.finish()
-        requests = [entry.request for entry in batch.sampling]
-        sampled = self._sampler.sample(logits, requests, allowed=allowed.words)
+        sampled = self._sampler.sample(logits, batch.sampling_requests, allowed=allowed.words)
         sampled.failed.update(allowed.failed)
         return sampled
 
@@ -170,16 +169,18 @@ class Engine:
         """Fill in the prompt log-probabilities of this batch; end requests that want only those."""
         finished = []
         for entry, first_row in zip(batch.scheduled, batch.first_rows, strict=True):
-            request = entry.request
+            request, params = entry.request, entry.request.params
+            if params.prompt_logprobs is None and params.max_tokens > 0:
+                continue
             try:
-                if request.params.prompt_logprobs is not None:
+                if params.prompt_logprobs is not None:
                     self._score_prompt(entry, first_row, hidden)
             except ValueError as error:  # its logits are not finite; the others go on
                 output = self._output_processor.fail(request, str(error))
                 finished.append(self._finish(request, output))
                 continue
             prompt_done = request.num_computed_tokens >= request.num_prompt_tokens
-            if request.params.max_tokens == 0 and prompt_done:
+            if params.max_tokens == 0 and prompt_done:
                 output = self._output_processor.finish_scoring(request)
                 finished.append(self._finish(request, output))
         return finished
@@ -203,9 +204,9 @@ class Engine:
         if sampled is None:
             return []
         return [
-            self._finish(entry.request, self._output(entry.request, sampled, row))
-            for row, entry in enumerate(batch.sampling)
-            if entry.request.status is RequestStatus.RUNNING  # scoring may have ended it
+            self._finish(request, self._output(request, sampled, row))
+            for row, request in enumerate(batch.sampling_requests)
+            if request.status is RequestStatus.RUNNING  # scoring may have ended it
         ]
 
     def _output(self, request: Request, sampled: SamplerOutput, row: int) -> RequestOutput:

@@ -78,10 +78,8 @@ class NativeChooser:
         tokens, outcomes = self._sampling.choose(logits, self._choices)
         if allowed is not None:
             self._point_to(None)
-        if outcomes is None:
-            return tokens.tolist(), {}
-        failed = {row: _REASONS[what] for row, what in enumerate(outcomes.tolist()) if what}
-        return tokens.tolist(), failed
+        failed = {row: _REASONS[what] for row, what in enumerate(outcomes or ()) if what}
+        return tokens, failed
 
     def score(
         self,

@@ -7,11 +7,10 @@ the cache: a request that ends here is released by the scheduler.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from model.tokenizer import Tokenizer
-from server.detokenizer import Detokenizer
-from server.grammar import GrammarError
+from server.detokenizer import Detokenizer, RememberedSpeller
+from server.grammar import Grammar, GrammarError
 from server.request import FinishReason, Request, RequestOutput, TokenLogprob
 
 logger = logging.getLogger(__name__)
@@ -26,13 +25,13 @@ class OutputProcessor:
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
+        self._speller = RememberedSpeller(tokenizer)
         self._eos_token_ids = eos_token_ids
         self._detokenizers: dict[str, Detokenizer] = {}
 
     def add(self, request: Request) -> None:
         """Open a request."""
-        self._detokenizers[request.request_id] = Detokenizer(self._tokenizer, request.params)
+        self._detokenizers[request.request_id] = Detokenizer(self._speller, request.params)
 
     def forget(self, request_id: str) -> None:
         """Close a request whose output nobody waits for any more."""
@@ -58,15 +57,13 @@ class OutputProcessor:
     ) -> RequestOutput:
         """End the request with an error for its client, of whose making it may be."""
         self.forget(request.request_id)
-        return _output(request, finish_reason=reason, error=message)
+        return _last_output(request, reason, error=message)
 
     def finish_scoring(self, request: Request) -> RequestOutput:
         """End a request that asked for nothing but its prompt's log-probabilities."""
         self.forget(request.request_id)
-        return _output(
-            request,
-            finish_reason=FinishReason.LENGTH,
-            prompt_logprobs=tuple(request.prompt_logprobs),
+        return _last_output(
+            request, FinishReason.LENGTH, prompt_logprobs=tuple(request.prompt_logprobs)
         )
 
     def _advance(
@@ -74,79 +71,72 @@ class OutputProcessor:
     ) -> RequestOutput:
         detokenizer = self._detokenizers[request.request_id]
         request.token_ids.append(token_id)
+        num_output_tokens = request.num_output_tokens
         reason: FinishReason | None
         stop_reason: str | int | None
         reason, stop_reason = self._stop_token(request, token_id)
-        is_complete = _follow_grammar(request, token_id)
+        is_complete = request.grammar is not None and _follow_grammar(request.grammar, token_id)
         hidden = reason is not None and not self._shows(request, token_id)
-        detokenized = detokenizer.append(() if hidden else (token_id,))
-        text = detokenized.text
-        if detokenized.stop is not None:
-            reason, stop_reason = FinishReason.STOP, detokenized.stop
+        text, _, stop = detokenizer.append(() if hidden else (token_id,))
+        if stop is not None:
+            reason, stop_reason = FinishReason.STOP, stop
         elif is_complete:
             reason = FinishReason.STOP
-        elif reason is None and request.num_output_tokens >= request.params.max_tokens:
+        elif reason is None and num_output_tokens >= request.params.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             text += detokenizer.flush()
             self.forget(request.request_id)
-        first = request.num_output_tokens == 1 and request.params.prompt_logprobs is not None
-        return _output(
-            request,
+        first = num_output_tokens == 1 and request.params.prompt_logprobs is not None
+        return RequestOutput(
+            request_id=request.request_id,
             text=text,
             token_ids=(token_id,),
             logprobs=logprobs,
             prompt_logprobs=tuple(request.prompt_logprobs) if first else None,
             finish_reason=reason,
             stop_reason=stop_reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_output_tokens=num_output_tokens,
         )
 
     def _stop_token(
         self, request: Request, token_id: int
     ) -> tuple[FinishReason | None, int | None]:
         """Whether this token ends the request, and its id if the client named it."""
-        if request.num_output_tokens < request.params.min_tokens:
+        params = request.params
+        is_end = token_id in self._eos_token_ids and not params.ignore_eos
+        is_stop = token_id in params.stop_token_ids
+        if not (is_end or is_stop) or request.num_output_tokens < params.min_tokens:
             return None, None
-        if token_id in request.params.stop_token_ids:
-            return FinishReason.STOP, token_id
-        if token_id in self._eos_token_ids and not request.params.ignore_eos:
-            return FinishReason.STOP, None
-        return None, None
+        return FinishReason.STOP, token_id if is_stop else None
 
     def _shows(self, request: Request, token_id: int) -> bool:
         """Whether a token that ended the request is part of the text."""
-        if self._tokenizer.is_special(token_id):
+        if self._speller.is_special(token_id):
             return not request.params.skip_special_tokens
         return request.params.include_stop_str_in_output
 
 
-def _follow_grammar(request: Request, token_id: int) -> bool:
+def _follow_grammar(grammar: Grammar, token_id: int) -> bool:
     """Whether this token completes a constrained text, whatever the limits say."""
-    if request.grammar is None:
-        return False
-    request.grammar.accept(token_id)
-    return request.grammar.is_finished
+    grammar.accept(token_id)
+    return grammar.is_finished
 
 
-def _output(
+def _last_output(
     request: Request,
+    reason: FinishReason,
     *,
-    text: str = "",
-    token_ids: tuple[int, ...] = (),
-    logprobs: Sequence[TokenLogprob] = (),
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None,
-    finish_reason: FinishReason | None = None,
-    stop_reason: str | int | None = None,
     error: str | None = None,
 ) -> RequestOutput:
+    """The end of a request that brings no token."""
     return RequestOutput(
         request_id=request.request_id,
-        text=text,
-        token_ids=token_ids,
-        logprobs=tuple(logprobs),
         prompt_logprobs=prompt_logprobs,
-        finish_reason=finish_reason,
-        stop_reason=stop_reason,
+        finish_reason=reason,
         error=error,
         num_prompt_tokens=request.num_prompt_tokens,
         num_cached_tokens=request.num_cached_tokens,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from cache.manager import Region
@@ -146,9 +146,11 @@ class Request:
         return len(self.token_ids) - self.num_computed_tokens
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What one engine step brought for one request; text and tokens are increments.
+
+    A tuple, as the step makes one for each request, and a frozen dataclass takes three times as
+    long; give its fields by name.
 
     `text` may lag behind `token_ids`: half characters and possible stop strings are held back.
     The output with a `finish_reason` is the last one and releases all that was held.

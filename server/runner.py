@@ -6,8 +6,10 @@ NumPy; on a GPU it is copied over in one piece each step. Owned by the engine; i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +22,7 @@ from cache.manager import Region
 from cache.pool import KVCachePool
 from cache.view import AttentionBackend, BatchLayout, CacheView
 from model.config import ModelConfig
+from model.native import NativeTransformer
 from server.batch import Batch, ScheduledRequest
 from server.cache_plan import blocks_for
 
@@ -100,105 +103,158 @@ class ModelRunner:
         device = pool.storage.device
         self._host = torch.full((size,), PADDING_BLOCK, pin_memory=device.type == "cuda")
         self._device = self._host if device.type == "cpu" else self._host.to(device)
-        self._input = self._windows(self._host.numpy())
+        self._input = ForwardInput.within(
+            self._host.numpy(), max_tokens=max_num_batched_tokens, max_requests=max_num_seqs
+        )
         # Which region each row of the block table describes, and how many of its blocks.
         self._table_rows: list[tuple[Region | None, int]] = [(None, 0)] * max_num_seqs
-
-    @torch.inference_mode()
-    def forward(self, batch: Batch) -> Tensor:
-        """Run all layers over the batch, writing keys and values; returns hidden states (N, C)."""
-        num_tokens = batch.num_tokens
-        layout = self._lay_out(batch)
-        input_ids, positions = self._tensors(num_tokens, len(batch.scheduled))[:2]
-        return self._model.hidden_states(
-            input_ids, positions, CacheView(self._pool, layout, self._backend)
+        self._windows = self._cut((1,), 1)
+        self._native = model if isinstance(model, NativeTransformer) else None
+        # Memory that the system has to clear for each step anew costs more than what it is for.
+        self._logits = torch.empty(max_num_seqs if self._native else 0, model.config.vocab_size)
+        self._logits_out = self._logits[:0]
+        # The kernels know no gradients, and what torch does to switch them off is a good part of
+        # what is left to do here.
+        self._mode: Callable[[], AbstractContextManager[object]] = (
+            nullcontext if self._native else torch.inference_mode
         )
 
-    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Tensor:
+        """Run all layers over the batch, writing keys and values; returns hidden states (N, C)."""
+        layout = self._lay_out(batch)
+        with self._mode():
+            return self._model.hidden_states(
+                self._windows.input_ids,
+                self._windows.positions,
+                CacheView(self._pool, layout, self._backend),
+            )
+
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
-        """Logits (R, V) of the given rows of the batch, float32."""
-        index = torch.tensor(rows, dtype=torch.int64, device=hidden.device)
-        return self._model.logits(hidden.index_select(0, index))
+        """Logits (R, V) of the given rows of the batch, float32, valid until the next call.
+
+        Args:
+            hidden: (N, C) what `forward` returned.
+            rows: At most one for each request, in order.
+        """
+        if self._native is None:
+            with self._mode():
+                return self._model.logits(_select(hidden, rows))
+        if self._logits_out.shape[0] != len(rows):
+            self._logits_out = self._logits[: len(rows)]
+        return self._native.logits(_select(hidden, rows), out=self._logits_out)
 
     def logit_slices(self, hidden: Tensor, rows: range) -> Iterator[tuple[range, Tensor]]:
         """Logits of many neighbouring rows, a bounded number of bytes at a time."""
         step = max(1, LOGIT_SLICE_BYTES // (4 * self._model.config.vocab_size))
         for start in range(rows.start, rows.stop, step):
             part = range(start, min(start + step, rows.stop))
-            yield part, self.logits(hidden, part)
+            with self._mode():
+                logits = self._model.logits(_select(hidden, part))
+            yield part, logits
 
     def warm_up(self, batch: Batch) -> None:
         """Run one batch before the first request, so that nobody waits for lazy set-up."""
         self.logits(self.forward(batch), [0])
 
     def _lay_out(self, batch: Batch) -> BatchLayout:
-        row = 0
-        self._input.query_starts[0] = 0
-        for index, scheduled in enumerate(batch.scheduled):
-            self._fill_tokens(scheduled, row)
-            self._fill_table(index, scheduled)
-            row += scheduled.num_new_tokens
-            self._input.query_starts[index + 1] = row
-            self._input.key_lengths[index] = scheduled.start + scheduled.num_new_tokens
+        """Fill the buffer, and cut it to what this batch uses."""
+        scheduled, num_decodes = batch.scheduled, batch.num_decodes
+        query_lengths = tuple([entry.num_new_tokens for entry in scheduled])
+        query_starts = [0, *accumulate(query_lengths)]
+        key_lengths = [entry.start + entry.num_new_tokens for entry in scheduled]
+        self._input.query_starts[: len(query_starts)] = query_starts
+        self._input.key_lengths[: len(key_lengths)] = key_lengths
+        self._fill_decodes(scheduled[:num_decodes])
+        for entry, row in zip(scheduled[num_decodes:], query_starts[num_decodes:], strict=False):
+            self._fill_chunk(entry, row)
+        for index, entry in enumerate(scheduled):
+            self._fill_table(index, entry.request.region)
         if self._device is not self._host:
             self._device.copy_(self._host, non_blocking=True)
-        _, _, slots, query_starts, key_lengths, block_table = self._tensors(
-            row, len(batch.scheduled)
-        )
-        max_key_length = int(self._input.key_lengths[: len(batch.scheduled)].max())
-        max_blocks = blocks_for(max_key_length, self._pool.block_size)
-        return BatchLayout(
-            slots=slots,
-            query_starts=query_starts,
-            key_lengths=key_lengths,
-            block_table=block_table[:, :max_blocks],
-            query_lengths=tuple(scheduled.num_new_tokens for scheduled in batch.scheduled),
-            num_decodes=batch.num_decodes,
-            max_key_length=max_key_length,
-        )
+        max_blocks = blocks_for(max(key_lengths), self._pool.block_size)
+        if not self._windows.fit(query_lengths, max_blocks):
+            self._windows = self._cut(query_lengths, max_blocks)
+        return self._windows.layout
 
-    def _fill_tokens(self, scheduled: ScheduledRequest, row: int) -> None:
+    def _fill_decodes(self, entries: Sequence[ScheduledRequest]) -> None:
+        """Token ids, positions and slots of the requests with one new token, which come first."""
+        rows = slice(len(entries))
+        size = self._pool.block_size
+        self._input.input_ids[rows] = [entry.request.token_ids[entry.start] for entry in entries]
+        self._input.positions[rows] = [entry.start for entry in entries]
+        self._input.slots[rows] = [
+            _blocks(entry)[entry.start // size] * size + entry.start % size for entry in entries
+        ]
+
+    def _fill_chunk(self, entry: ScheduledRequest, row: int) -> None:
         """Token ids, positions and slots of one request's new tokens, from `row` on."""
-        start, count = scheduled.start, scheduled.num_new_tokens
-        region = scheduled.request.region
-        assert region is not None
+        start, count = entry.start, entry.num_new_tokens
         rows = slice(row, row + count)
         block_size = self._pool.block_size
-        self._input.input_ids[rows] = scheduled.request.token_ids[start : start + count]
-        if count == 1:
-            self._input.positions[row] = start
-            block, offset = divmod(start, block_size)
-            self._input.slots[row] = region.block_ids[block] * block_size + offset
-            return
+        self._input.input_ids[rows] = entry.request.token_ids[start : start + count]
         positions = np.arange(start, start + count)
         self._input.positions[rows] = positions
         first = start // block_size
-        blocks = np.array(region.block_ids[first : blocks_for(start + count, block_size)])
+        blocks = np.array(_blocks(entry)[first : blocks_for(start + count, block_size)])
         self._input.slots[rows] = (
             blocks[positions // block_size - first] * block_size + positions % block_size
         )
 
-    def _fill_table(self, index: int, scheduled: ScheduledRequest) -> None:
-        """The request's blocks in row `index`; blocks written in an earlier step stay."""
-        region = scheduled.request.region
+    def _fill_table(self, index: int, region: Region | None) -> None:
+        """A request's blocks in row `index`; blocks written in an earlier step stay."""
         assert region is not None
         owner, known = self._table_rows[index]
+        count = len(region.block_ids)
         if owner is not region:
             known = 0
-        count = len(region.block_ids)
+        elif known == count:
+            return
         self._input.block_table[index, known:count] = region.block_ids[known:]
         self._input.block_table[index, count:] = PADDING_BLOCK
         self._table_rows[index] = (region, count)
 
-    def _windows(self, buffer: Ints) -> ForwardInput:
-        return ForwardInput.within(
-            buffer, max_tokens=self._max_tokens, max_requests=self._max_requests
-        )
-
-    def _tensors(self, num_tokens: int, num_requests: int) -> tuple[Tensor, ...]:
-        """The buffer's windows on the device, cut to what this batch uses."""
+    def _cut(self, query_lengths: tuple[int, ...], max_blocks: int) -> _Windows:
+        """The buffer's windows on the device, cut to what such a batch uses."""
+        num_tokens, num_requests = sum(query_lengths), len(query_lengths)
         sizes = [self._max_tokens] * 3 + [self._max_requests + 1, self._max_requests]
         *lists, table = self._device.split_with_sizes([*sizes, len(self._device) - sum(sizes)])
         used = [num_tokens] * 3 + [num_requests + 1, num_requests]
         cut = [window[:count] for window, count in zip(lists, used, strict=True)]
-        return (*cut, table.view(self._max_requests, -1)[:num_requests])
+        input_ids, positions, slots, query_starts, key_lengths = cut
+        layout = BatchLayout(
+            slots=slots,
+            query_starts=query_starts,
+            key_lengths=key_lengths,
+            block_table=table.view(self._max_requests, -1)[:num_requests, :max_blocks],
+            query_lengths=query_lengths,
+            num_decodes=query_lengths.count(1),
+            max_key_length=max_blocks * self._pool.block_size,
+        )
+        return _Windows(input_ids, positions, layout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """The buffer cut to one form of batch; the same tensors serve every batch of that form."""
+
+    input_ids: Tensor
+    positions: Tensor
+    layout: BatchLayout
+
+    def fit(self, query_lengths: tuple[int, ...], max_blocks: int) -> bool:
+        """Whether a batch of so many new and known tokens has this form."""
+        layout = self.layout
+        return layout.query_lengths == query_lengths and layout.block_table.shape[1] == max_blocks
+
+
+def _blocks(entry: ScheduledRequest) -> list[int]:
+    region = entry.request.region
+    assert region is not None, "whoever is scheduled has a region"
+    return region.block_ids
+
+
+def _select(hidden: Tensor, rows: Sequence[int]) -> Tensor:
+    """The rows (R, C) of hidden states (N, C), in order, none twice."""
+    if len(rows) == hidden.shape[0]:
+        return hidden
+    return hidden.index_select(0, torch.tensor(rows, dtype=torch.int64, device=hidden.device))

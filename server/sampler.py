@@ -106,7 +106,6 @@ class Sampler:
         else:
             self._chooser = NativeChooser(kernels, vocab_size)
 
-    @torch.inference_mode()
     def sample(
         self, logits: Tensor, requests: Sequence[Request], *, allowed: Words | None = None
     ) -> SamplerOutput:

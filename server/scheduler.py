@@ -106,20 +106,23 @@ class Scheduler:
         step = StepPlan(self._max_num_batched_tokens, self._pace)
         for request in sorted(self._running, key=is_catching_up):
             # A preemption on behalf of an earlier one may have hit this one meanwhile.
-            if request.status is RequestStatus.RUNNING and step.grant(request) > 0:
-                self._continue(request, step)
+            if request.status is RequestStatus.RUNNING and (count := step.grant(request)) > 0:
+                self._continue(request, count, step)
         self._admit(step)
         return step.to_batch()
 
     def commit(self, batch: Batch) -> None:
         """Record that a batch has been computed; call it before its requests are finished."""
+        block_size = self.manager.block_size
         for entry in batch.scheduled:
             request = entry.request
             if request.region is None:  # it was aborted meanwhile
                 continue
-            request.num_computed_tokens = entry.stop
+            stop = entry.stop
+            request.num_computed_tokens = stop
             if request.use_cache:
-                self.manager.commit(request.region, request.token_ids, entry.stop)
+                if entry.start // block_size < stop // block_size:  # a block is full
+                    self.manager.commit(request.region, request.token_ids, stop)
             elif entry.samples:
                 request.num_computed_tokens = 0  # the next token starts over
 
@@ -139,18 +142,18 @@ class Scheduler:
             self.finish(request, FinishReason.ABORT)
         return request
 
-    def _continue(self, request: Request, step: StepPlan) -> None:
+    def _continue(self, request: Request, count: int, step: StepPlan) -> None:
         """Schedule a running request, preempting from the end of the order if blocks run out."""
-        assert request.region is not None, "running requests have a region"
-        num_tokens = request.num_computed_tokens + step.grant(request)
-        while not self.manager.extend(request.region, num_tokens):
+        region, num_tokens = request.region, request.num_computed_tokens + count
+        assert region is not None, "running requests have a region"
+        while num_tokens > region.capacity and not self.manager.extend(region, num_tokens):
             # Not in this step yet: decodes are scheduled in order, and prompts, which come after
             # them, have their blocks already.
             victim = self._running[-1]
             self._preempt(victim)
             if victim is request:
                 return
-        step.schedule(request)
+        step.schedule(request, count)
 
     def _preempt(self, victim: Request) -> None:
         """Take a running request's blocks; it keeps its tokens and waits ahead of its equals."""
@@ -186,7 +189,7 @@ class Scheduler:
             request.num_computed_tokens = region.num_cached_tokens
             if request.num_preemptions == 0:
                 request.num_cached_tokens = region.num_cached_tokens
-            step.schedule(request)
+            step.schedule(request, step.grant(request))
 
     def _prefix_is_coming(self, request: Request, step: StepPlan) -> bool:
         """Whether someone in this step is about to compute the next block `request` could share.

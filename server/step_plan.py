@@ -38,23 +38,25 @@ class StepPlan:
 
     def grant(self, request: Request) -> int:
         """How many tokens of the request this step can compute."""
-        tokens = min(request.num_uncomputed_tokens, self._tokens_left)
-        if is_catching_up(request) and self._decodes:
+        uncomputed = request.num_uncomputed_tokens
+        tokens = min(uncomputed, self._tokens_left)
+        if uncomputed > 1 and self._decodes:
             if self._time_left <= 0.0:
                 return 0
             cost = self._pace.cost(request.num_computed_tokens)
             return min(tokens, max(1, int(self._time_left / cost)))
         return tokens
 
-    def schedule(self, request: Request) -> None:
-        """Add what is granted to the batch."""
-        count, start = self.grant(request), request.num_computed_tokens
-        if is_catching_up(request):
+    def schedule(self, request: Request, count: int) -> None:
+        """Add as many tokens as were granted to the batch."""
+        start = request.num_computed_tokens
+        num_tokens = len(request.token_ids)
+        if num_tokens - start > 1:
             self._prompts += count * self._pace.cost(start)
         else:
             self._decodes += self._pace.cost(start)
         self._tokens_left -= count
-        caught_up = start + count == len(request.token_ids)
+        caught_up = start + count == num_tokens
         samples = caught_up and request.params.max_tokens > 0
         self._scheduled.append(ScheduledRequest(request, start, count, samples))
 

@@ -51,6 +51,7 @@ class TorchChooser:
         rows = [row for row, one in enumerate(requests) if not one.params.is_greedy]
         self._random = _RandomRows(rows, requests, self._device) if rows else None
 
+    @torch.inference_mode()
     def choose(self, logits: Tensor, *, allowed: Words | None) -> tuple[list[int], dict[int, str]]:
         """Choose a token in each row (B, V); failed rows are named with the reason."""
         blocks = as_blocks(logits)

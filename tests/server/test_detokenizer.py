@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.detokenizer import Detokenizer, DetokenizerOutput, StopStrings
+from server.detokenizer import Detokenizer, DetokenizerOutput, RememberedSpeller, StopStrings
 from server.request import SamplingParams
 
 SPECIAL = 256
@@ -195,3 +195,20 @@ def test_long_stops_cost_no_more_than_they_hold():
     assert peak < 200_000
     assert found.overlap("x" + stops[77][:1023]) == 1023
     assert found.overlap("0255" + "0001x") == 0
+
+
+def test_a_token_is_spelled_once():
+    """A remembered spelling is the tokenizer's, which is asked for each token once."""
+    asked = []
+
+    class Counting(ByteSpeller):
+        def token_bytes(self, token_id: int) -> bytes:
+            asked.append(token_id)
+            return super().token_bytes(token_id)
+
+    speller, plain = RememberedSpeller(Counting()), ByteSpeller()
+    for _ in range(3):
+        for token_id in (97, 195, SPECIAL):
+            assert speller.token_bytes(token_id) == plain.token_bytes(token_id)
+            assert speller.is_special(token_id) == plain.is_special(token_id)
+    assert asked == [97, 195, SPECIAL]

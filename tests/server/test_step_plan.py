@@ -16,25 +16,30 @@ def request(length: int, *, computed: int = 0) -> Request:
     return made
 
 
+def take(plan: StepPlan, request: Request) -> None:
+    """Schedule what is granted."""
+    plan.schedule(request, plan.grant(request))
+
+
 def test_a_prompt_alone_gets_all() -> None:
     """Without decodes only the budget of tokens counts."""
     plan = StepPlan(32, PACE)
     prompt = request(50)
     assert plan.grant(prompt) == 32
-    plan.schedule(prompt)
+    take(plan, prompt)
     assert plan.is_full
 
 
 def test_prompts_share_what_the_pace_allows() -> None:
     """Beside a decode prompts get what its step may be stretched by; long contexts cost more."""
     plan = StepPlan(100, PACE)
-    plan.schedule(request(1))
+    take(plan, request(1))
     first, second = request(8), request(60, computed=10)
     assert plan.grant(first) == 8
     assert plan.grant(second) == 5  # of a room of 2 * (4 + 1), at a cost of 2 each
-    plan.schedule(first)
+    take(plan, first)
     assert plan.grant(second) == 1
-    plan.schedule(second)
+    take(plan, second)
     assert plan.is_full
     assert plan.grant(request(5)) == 0
 
@@ -42,8 +47,8 @@ def test_prompts_share_what_the_pace_allows() -> None:
 def test_a_token_too_dear_is_granted_all_the_same() -> None:
     """However much a token costs, a prompt gets on by at least one a step."""
     plan = StepPlan(100, PACE)
-    plan.schedule(request(1))
+    take(plan, request(1))
     distant = request(5000, computed=4000)
     assert plan.grant(distant) == 1
-    plan.schedule(distant)
+    take(plan, distant)
     assert plan.is_full
