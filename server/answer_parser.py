@@ -26,6 +26,11 @@ class AnswerFormat:
     is_call: bool = False
     """Whether the answer can be nothing but calls."""
 
+    @property
+    def is_text(self) -> bool:
+        """Whether all of the answer is ordinary text."""
+        return not self.reasons and self.tool_format is None
+
 
 PLAIN_TEXT = AnswerFormat()
 

@@ -39,6 +39,11 @@ class AnswerOptions:
     shown_token_ids: frozenset[int] = frozenset()
     """Control tokens that are part of the text even if others are skipped."""
 
+    @property
+    def is_text_only(self) -> bool:
+        """Whether nothing but text is shown while a choice grows."""
+        return not (self.continuous_usage or self.return_token_ids) and self.logprobs is None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:

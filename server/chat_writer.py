@@ -45,6 +45,10 @@ class ChatWriter(Writer):
         more = {**self._common(), "usage": self.usage()}
         return answers.ChatCompletionChunk(object="chat.completion.chunk", choices=[], **more)
 
+    @property
+    def _is_plain(self) -> bool:
+        return self.call.options.is_text_only and self.call.answer_format.is_text
+
     def _opening(self, index: int) -> Iterator[BaseModel]:
         content = None if self.call.answer_format.is_call else ""
         delta = answers.Delta(role="assistant", content=content)

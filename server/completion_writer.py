@@ -27,6 +27,10 @@ class CompletionWriter(Writer):
         """The last event of a stream that asked for usage."""
         return self._completion([], {"usage": self.usage()})
 
+    @property
+    def _is_plain(self) -> bool:
+        return self.call.options.is_text_only
+
     def _opening(self, index: int) -> Iterator[BaseModel]:
         if self.call.options.return_token_ids:
             yield self._completion([self._choice(index, Piece(), self._prompt_ids(index))])

@@ -60,8 +60,8 @@ async def events(
     Raises:
         ApiError: A request failed; the others are aborted.
     """
-    async with aclosing(outputs):
-        async for output in _punctual(outputs, keep_alive):
+    async with aclosing(outputs), aclosing(_punctual(outputs, keep_alive)) as arrivals:
+        async for output in arrivals:
             if output is None:
                 yield writer.keep_alive
                 continue
@@ -76,17 +76,56 @@ async def events(
 
 async def _punctual(
     outputs: AsyncIterator[RequestOutput], interval: float
-) -> AsyncIterator[RequestOutput | None]:
+) -> AsyncGenerator[RequestOutput | None, None]:
     """The outputs, and None whenever there was none for `interval` seconds."""
-    while True:
-        step = asyncio.ensure_future(anext(outputs, None))
+    arrivals = _Arrivals(interval)
+    reader = asyncio.ensure_future(arrivals.read(outputs))
+    try:
+        while not isinstance(arrival := await arrivals.queue.get(), _End):
+            yield arrival
+        await reader  # raises what ended it
+    finally:
+        arrivals.stop()
+        reader.cancel()
+        await asyncio.wait({reader})
+
+
+class _End:
+    """Nothing will arrive any more."""
+
+
+class _Arrivals:
+    """What came, and silences, in one queue: a task and a timer for a stream, none for an output.
+
+    Args:
+        interval: Seconds that make a silence.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._interval = interval
+        self._last = self._loop.time()
+        self._timer = self._loop.call_later(interval, self._look)
+        self.queue: asyncio.Queue[RequestOutput | _End | None] = asyncio.Queue()
+        """Outputs, and None for a silence."""
+
+    async def read(self, outputs: AsyncIterator[RequestOutput]) -> None:
+        """Put all outputs into the queue, and behind them the end, whatever brought it."""
         try:
-            while not (await asyncio.wait({step}, timeout=interval))[0]:
-                yield None
+            async for output in outputs:
+                self._last = self._loop.time()
+                self.queue.put_nowait(output)
         finally:
-            step.cancel()
-            await asyncio.wait({step})
-        output = step.result()
-        if output is None:
-            return
-        yield output
+            self.queue.put_nowait(_End())
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        """Report a silence, or come back when there could be one."""
+        now = self._loop.time()
+        if now - self._last >= self._interval:
+            self._last = now
+            self.queue.put_nowait(None)
+        self._timer = self._loop.call_at(self._last + self._interval, self._look)

@@ -7,6 +7,7 @@ waits and never sends: `streaming` drives it.
 from __future__ import annotations
 
 import abc
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -23,6 +24,8 @@ from server.request import RequestOutput
 from server.wire import DONE, KEEP_ALIVE, encode, event
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+_SOME_TEXT = "\0text\0"
+"""Stands for a text, and is nothing else in an event."""
 
 
 class Writer(abc.ABC):
@@ -46,6 +49,7 @@ class Writer(abc.ABC):
         ]
         self._num_open = len(call.requests)
         self._index = {request.request_id: i for i, request in enumerate(call.requests)}
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
     keep_alive: ClassVar[bytes] = KEEP_ALIVE
     """What is sent in a long silence."""
@@ -84,18 +88,33 @@ class Writer(abc.ABC):
         self._num_open -= piece.finish_reason is not None
         return index, piece
 
-    def chunks(self, output: RequestOutput) -> Iterator[BaseModel]:
-        """The events of an output; a finish reason stands alone in the last of its choice."""
+    def parts(self, output: RequestOutput) -> list[bytes]:
+        """The events of an output as they are sent; the finish reason of a choice stands alone."""
         index, piece = self.feed(output)
+        if self._is_plain and not piece.is_first and piece.finish_reason is None:
+            return [self._plain_event(index, piece.text)] if piece.text else []
+        return [self.event(chunk) for chunk in self._all_chunks(index, piece)]
+
+    def _all_chunks(self, index: int, piece: Piece) -> Iterator[BaseModel]:
         if piece.is_first:
             yield from self._opening(index)
         yield from self._chunks(index, piece)
         if piece.finish_reason is not None:
             yield self._closing(index, piece)
 
-    def parts(self, output: RequestOutput) -> list[bytes]:
-        """The events of an output as they are sent."""
-        return [self.event(chunk) for chunk in self.chunks(output)]
+    def _plain_event(self, index: int, text: str) -> bytes:
+        """The event of a piece that is only text: all around it is the same each time."""
+        around = self._around_text.get(index)
+        if around is None:
+            (chunk,) = self._chunks(index, Piece(text=_SOME_TEXT))
+            before, after = self.event(chunk).split(json.dumps(_SOME_TEXT).encode())
+            around = self._around_text[index] = before, after
+        return around[0] + json.dumps(text).encode() + around[1]
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a piece in the middle of a choice brings text and nothing else."""
+        return False
 
     def _says_something(self, piece: Piece) -> bool:
         """Whether a piece is worth an event."""

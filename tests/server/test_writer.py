@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 from fakes import FakeEngine
+from nasty_text import NASTY_TEXTS
 from writing import MESSAGES, chunks, stream, whole
+
+from server.chat_writer import ChatWriter
+from server.completion_writer import CompletionWriter
 
 
 @pytest.mark.parametrize("body", [{"prompt": ["a", "b"]}, {"messages": MESSAGES}])
@@ -38,3 +42,20 @@ def test_token_ids_are_shown_when_asked_for():
     answer = whole(FakeEngine("ok"), messages=MESSAGES, return_token_ids=True)
     assert answer["choices"][0]["token_ids"] == [*b"ok", 257]
     assert answer["prompt_token_ids"][:4] == list(b"user")
+
+
+@pytest.mark.parametrize("body", [{"prompt": "a"}, {"messages": MESSAGES}])
+@pytest.mark.parametrize("text", ["two\nlines", *NASTY_TEXTS[:12]])
+def test_events_of_text_alone_are_those_of_the_long_way(body, text, monkeypatch):
+    """What is put between what was encoded before equals, but for ids, what is encoded anew."""
+    body = {**body, "n": 2, "seed": 1, "max_tokens": 400}
+    short = chunks(stream(FakeEngine(text), **body))
+    for kind in (ChatWriter, CompletionWriter):
+        monkeypatch.setattr(kind, "_is_plain", False)
+    long = chunks(stream(FakeEngine(text), **body))
+    assert [kept(chunk) for chunk in short] == [kept(chunk) for chunk in long]
+
+
+def kept(chunk: dict) -> list[tuple[str, object]]:
+    """A chunk with its fields in order, without what differs between two calls."""
+    return [(name, value) for name, value in chunk.items() if name not in ("id", "created")]
