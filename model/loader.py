@@ -8,6 +8,7 @@ the model's own weights. Knows no file format.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -191,11 +192,13 @@ def load_model(
     packing = None
     if kernels is not None:
         packing = Packing(kernels, quantize, keeps_blocks=dtype == "auto")
-    _fill(model, sources, device=target, packing=packing, progress=progress)
+    with ThreadPoolExecutor(1, "text") as beside:  # while the weights are packed without Python
+        text = beside.submit(_read_text, checkpoint)
+        _fill(model, sources, device=target, packing=packing, progress=progress)
+    tokenizer, chat_template = text.result()
     native = None
     if kernels is not None:
         native = NativeTransformer(model.config, dict(model.named_weights()), kernels=kernels)
-    tokenizer = checkpoint.tokenizer
     own_end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     return LoadedModel(
         name=_display_name(path),
@@ -204,7 +207,7 @@ def load_model(
         native=native,
         config=checkpoint.config,
         tokenizer=tokenizer,
-        chat_template=checkpoint.chat_template,
+        chat_template=chat_template,
         eos_token_ids=checkpoint.eos_token_ids.union(own_end),
         default_params=checkpoint.default_params,
         dtype=resolved,
@@ -225,6 +228,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_file():
         return GGUFCheckpoint(path)
     raise CheckpointError(f"{path} does not exist; expected a GGUF file or a folder.")
+
+
+def _read_text(checkpoint: Checkpoint) -> tuple[Tokenizer, ChatTemplate | None]:
+    """Build what turns text into ids, and try out the template in its process."""
+    return checkpoint.tokenizer, checkpoint.chat_template
 
 
 def _check_fit(model: Transformer, sources: Mapping[str, TensorSource]) -> None:

@@ -8,6 +8,7 @@ A second one ends at once.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import signal
@@ -83,6 +84,7 @@ class DrainingServer(uvicorn.Server):
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
                 server_header=False,
                 lifespan="off",
+                ws="none",
             )
         )
         self._engine = engine
@@ -146,10 +148,14 @@ class DrainingServer(uvicorn.Server):
 def _keep_for_good() -> None:
     """Leave what is loaded out of garbage collections, each of which holds up every stream.
 
-    Next to nothing of it is garbage; looking for that would hold up the first request.
+    Next to nothing of it is garbage; looking for that would hold up the first request. What
+    loading has used and freed goes back to the system, where the C library can do that.
     """
     gc.freeze()
     gc.set_threshold(*_COLLECTED_AFTER)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def serve(
