@@ -147,7 +147,8 @@ class InputProcessor:
         ]
         if body.reasoning_effort is not None and not reads("reasoning_effort"):
             unread.append("reasoning_effort")
-        if body.tool_choice == "auto" and any(tool.function.strict for tool in body.tools):
+        is_free = body.tool_choice == "auto" and not self._forms.enforces_strict
+        if is_free and any(tool.function.strict for tool in body.tools):
             unread.append("tools[].function.strict")
         return tuple(unread)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from server.answer_parser import PLAIN_TEXT, AnswerFormat
 from server.answer_rules import answer_rules, blaming
+from server.call_grammar import calls_grammar, text_or_calls_grammar
 from server.errors import InvalidRequestError, UnsupportedValueError
 from server.grammar import Grammar, GrammarCompiler, GrammarSource
 from server.output_schemas import NamedTool
@@ -20,7 +21,7 @@ from server.protocols import ChatTemplate, Tokenizer
 from server.reasoning import CLOSING, OPENING
 from server.schema_preparation import prepare_schema
 from server.schemas import ChatBody, GenerationBody
-from server.tool_calls import TOOL_FORMATS, ToolFormat, calls_grammar, format_of_template
+from server.tool_calls import TOOL_FORMATS, ToolFormat, format_of_template
 
 _NO_PARAMETERS: Mapping[str, object] = {
     "type": "object", "properties": {}, "additionalProperties": False,
@@ -37,6 +38,8 @@ class ToolUse:
     """As the client gave them; none if no call is wanted."""
     schemas: Mapping[str, Mapping[str, object]]
     """Of the functions that may be called: name -> schema of the arguments."""
+    strict: frozenset[str] = frozenset()
+    """Functions whose arguments must fit even where the model itself decides to call."""
     is_required: bool
     parallel: bool
 
@@ -85,6 +88,11 @@ class OutputForms:
             else TOOL_FORMATS.get(tool_call_parser)
         )
 
+    @property
+    def enforces_strict(self) -> bool:
+        """Whether a call that nobody required can be told from text when it begins."""
+        return self.tool_format is not None and bool(self.tool_format.begin)
+
     def tool_use(self, body: ChatBody) -> ToolUse:
         """What a chat request makes of its tools.
 
@@ -122,6 +130,7 @@ class OutputForms:
         return ToolUse(
             definitions=tuple(tool.model_dump(exclude_unset=True) for tool in body.tools),
             schemas=callable_,
+            strict=frozenset(t.function.name for t in body.tools if t.function.strict),
             is_required=is_required,
             parallel=body.parallel_tool_calls and wanted is None,
         )
@@ -177,7 +186,7 @@ class OutputForms:
         """The grammar of an answer, thoughts included that the prompt has begun."""
         answer = answer_rules(body)
         if not tools.is_required and answer is None:
-            return None
+            return self._free_grammar(tools, is_open=is_open)
         param = "tools" if answer is None else answer.param
         rules: list[str] = []
         side: list[Mapping[str, object]] = []
@@ -203,6 +212,30 @@ class OutputForms:
                 )
             source = GrammarSource(answer.ebnf, is_ebnf=True)
         return blaming(param, lambda: self._compiler.compile(source))
+
+    def _free_grammar(self, tools: ToolUse, *, is_open: bool) -> Grammar | None:
+        """The grammar of a text whose calls must fit, if any of its tools is strict."""
+        if not (tools.strict and self.enforces_strict):
+            return None
+        assert self.tool_format is not None
+        schemas = blaming(
+            "tools",
+            lambda: {
+                name: prepare_schema(schema if name in tools.strict else {"type": "object"})
+                for name, schema in tools.schemas.items()
+            },
+        )
+        rules = text_or_calls_grammar(
+            self.tool_format,
+            schemas,
+            parallel=tools.parallel,
+            mark_ids=self._special_ids(self.tool_format.marks),
+            text_ids=self._special_ids([OPENING, CLOSING] if self._reasons else []).values(),
+        )
+        start = f"start: {'thoughts ' if is_open else ''}answer"
+        thoughts = [self._thoughts_rules()] if is_open else []
+        source = GrammarSource(_container("\n".join([start, rules, *thoughts]), []))
+        return blaming("tools", lambda: self._compiler.compile(source))
 
     def _calls_rules(self, tools: ToolUse) -> str:
         assert self.tool_format is not None

@@ -61,7 +61,7 @@ class FunctionDefinition(_Part):
     parameters: dict[str, object] | None = None
     """A JSON schema; absent, the function takes none."""
     strict: bool | None = None
-    """Enforced where a call is required; otherwise reported as ignored."""
+    """Enforced where a call is required, or has a mark of its own; else reported as ignored."""
 
 
 class Tool(_Part):

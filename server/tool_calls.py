@@ -1,21 +1,17 @@
-"""Tool calls as models write them: the formats, their grammars, and their parser.
+"""Tool calls as models write them: the formats and their parser.
 
-ToolFormat describes how a model was trained to call functions; `calls_grammar` makes sure that a
-model does, `ToolCallParser` finds the calls in text that arrives in pieces. Text that may become a
-call is held back only as long as it may. Never runs a function and knows no wire format.
+ToolFormat describes how a model was trained to call functions; `ToolCallParser` finds the calls in
+text that arrives in pieces. Text that may become a call is held back only as long as it may. Never
+runs a function and knows no wire format.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from server.call_scanner import CallScanner
-
-MAX_PARALLEL_CALLS = 16
-"""Calls that a constrained answer may hold; a model that repeats itself must end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,61 +239,6 @@ class ToolCallParser:
         self._space = text[len(kept) :]
         if kept:
             self._found.append(kept)
-
-
-def calls_grammar(
-    tool_format: ToolFormat,
-    tools: Mapping[str, Mapping[str, object]],
-    *,
-    parallel: bool,
-    mark_ids: Mapping[str, int],
-) -> str:
-    """Lark rules for one call or several; the rule is `calls`.
-
-    Args:
-        tool_format: How they are written.
-        tools: Name -> prepared schema of the arguments.
-        parallel: Whether there may be several.
-        mark_ids: Marks that are control tokens, with their ids.
-    """
-    rules = [
-        f'call_{index}: {_literal(_head(tool_format, name))} %json {json.dumps(schema)} "}}"'
-        for index, (name, schema) in enumerate(tools.items())
-    ]
-    rules.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
-    marks = {
-        mark: f"<[{mark_ids[mark]}]>" if mark in mark_ids else _literal(mark)
-        for mark in tool_format.marks
-    }
-    return "\n".join([*rules, _calls_rule(tool_format, marks, parallel=parallel)])
-
-
-def _head(tool_format: ToolFormat, name: str) -> str:
-    return f'{{"name": {json.dumps(name)}, "{tool_format.arguments}": '
-
-
-def _calls_rule(tool_format: ToolFormat, marks: Mapping[str, str], *, parallel: bool) -> str:
-    """The rule for a sequence of calls, bounded."""
-
-    def several(one: str, separator: str) -> str:
-        more = f" ({_literal(separator)} {one}){{0,{MAX_PARALLEL_CALLS - 1}}}"
-        return one + (more if parallel else "")
-
-    if tool_format.end:
-        begin, end = marks[tool_format.begin], marks[tool_format.end]
-        one = f"{begin} {_literal(chr(10))} call {_literal(chr(10))} {end}"
-        return f"marked: {one}\ncalls: {several('marked', chr(10))}"
-    if "[" not in tool_format.separators:
-        return f"calls: {several('call', '; ')}"
-    listed = f'"[" {several("call", ", ")} "]"'
-    if tool_format.begin:
-        return f'calls: {marks[tool_format.begin]} (" ")? {listed}'
-    return f"calls: call | {listed}" if parallel else "calls: call"
-
-
-def _literal(text: str) -> str:
-    """A Lark string."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _overlap(text: str, mark: str) -> int:

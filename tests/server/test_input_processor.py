@@ -163,6 +163,17 @@ def test_a_hint_the_template_does_not_read_is_reported():
     assert processor().ignored_hints(body) == ()
 
 
+def test_strict_tools_are_reported_where_they_cannot_be_held():
+    """A call that nobody required is told from text only by a mark before it."""
+    function = {"name": "f", "strict": True}
+    asked = {"messages": [USER], "tools": [{"type": "function", "function": function}]}
+    marked = processor(FakeEngine(chat_template=FakeChatTemplate("tools <tool_call>")))
+    assert processor().ignored_hints(parse(ChatBody, asked)) == ("tools[].function.strict",)
+    assert marked.ignored_hints(parse(ChatBody, asked)) == ()
+    required = parse(ChatBody, asked | {"tool_choice": "required"})
+    assert processor().ignored_hints(required) == ()
+
+
 def test_other_models_are_not_found():
     """The served name is named."""
     with pytest.raises(ModelNotFoundError, match="serves 'fake'"):

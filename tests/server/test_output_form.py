@@ -200,3 +200,43 @@ def test_a_call_that_is_cut_off_says_length():
         ).choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.tool_calls[0].function.arguments == '{"a": t'
+
+
+def test_a_strict_tool_constrains_calls_that_nobody_required(compiler):
+    """Text stays free; other tools' arguments are any object; other formats cannot tell calls."""
+    strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    which = forms(compiler, HERMES)
+    asked = body(tools=[strict, OTHER])
+    grammar = which.form(asked, which.tool_use(asked)).grammar
+    assert which.enforces_strict
+    for text, fits in (
+        ("Hello", True),
+        (CALL, True),
+        ('<tool_call>\n{"name": "g", "arguments": {"b": 1}}\n</tool_call>', True),
+        ('<tool_call>\n{"name": "f", "arguments": {"b"', False),
+        ('<tool_call>\n{"name": "h"', False),
+    ):
+        assert takes(grammar.copy(), text) is fits, text
+    assert which.form(body(tools=[TOOL]), which.tool_use(body(tools=[TOOL]))).grammar is None
+    plain = forms(compiler)
+    assert not plain.enforces_strict
+    assert plain.form(asked, plain.tool_use(asked)).grammar is None
+
+
+def test_a_strict_tool_needs_a_schema_that_can_be_enforced(compiler):
+    """What could not be held is not promised."""
+    function = {"name": "f", "strict": True, "parameters": {"type": "objekt"}}
+    asked = body(tools=[{"type": "function", "function": function}])
+    which = forms(compiler, HERMES)
+    with pytest.raises(InvalidRequestError, match="'tools' cannot be used") as error:
+        which.form(asked, which.tool_use(asked))
+    assert error.value.param == "tools"
+
+
+def takes(grammar, text: str) -> bool:
+    """Whether a grammar goes through a text."""
+    for byte in text.encode():
+        if byte not in allowed_ids(grammar):
+            return False
+        grammar.accept(byte)
+    return True
