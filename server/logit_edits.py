@@ -56,6 +56,11 @@ class LogitEdits:
         return len(self._slots)
 
     @property
+    def buffers(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Where `ids` and `output_counts` begin; both are replaced when they have grown full."""
+        return self._ids, self._counts
+
+    @property
     def ids(self) -> npt.NDArray[np.int64]:
         """Each token that is penalised, once."""
         return self._ids[: len(self._slots)]

@@ -56,7 +56,8 @@ def _score_slice(
     top_ids = largest_ids(logits, max(num_top))
     chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
     wanted = torch.cat([chosen, top_ids], 1)
-    return as_token_logprobs(wanted.tolist(), logprobs.gather(1, wanted).tolist(), num_top)
+    values = logprobs.gather(1, wanted).clamp(min=LOGPROB_FLOOR)
+    return as_token_logprobs(wanted.tolist(), values.tolist(), num_top)
 
 
 def as_token_logprobs(
@@ -68,7 +69,7 @@ def as_token_logprobs(
 
     Args:
         token_ids: (R, 1 + A) the token of each row, then at least `num_top` alternatives.
-        logprobs: (R, 1 + A) theirs.
+        logprobs: (R, 1 + A) theirs, none below LOGPROB_FLOOR.
         num_top: (R,) how many alternatives each row reports.
 
     Raises:
@@ -77,13 +78,6 @@ def as_token_logprobs(
     if any(math.isnan(row[0]) for row in logprobs):
         raise ValueError(NOT_FINITE)
     return [
-        TokenLogprob(
-            ids[0],
-            max(row[0], LOGPROB_FLOOR),
-            tuple(
-                (token_id, max(logprob, LOGPROB_FLOOR))
-                for token_id, logprob in zip(ids[1 : 1 + top], row[1 : 1 + top], strict=True)
-            ),
-        )
+        TokenLogprob(ids[0], row[0], tuple(zip(ids[1 : 1 + top], row[1 : 1 + top], strict=True)))
         for ids, row, top in zip(token_ids, logprobs, num_top, strict=True)
     ]

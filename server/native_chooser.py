@@ -20,7 +20,7 @@ from model.native_library import NativeKernels
 from model.native_sampling import CHOICE, NativeSampling, address
 from server.grammar import Words
 from server.logit_edits import NOTHING_ALLOWED, LogitEdits
-from server.logprobs import NOT_FINITE, as_token_logprobs
+from server.logprobs import LOGPROB_FLOOR, NOT_FINITE, as_token_logprobs
 from server.randomness import streams, uniforms_of, words
 from server.request import Request, TokenLogprob
 
@@ -55,7 +55,7 @@ class NativeChooser:
             choices[name] = [getattr(one, name) for one in params]
         choices["temperature"] = [0.0 if one.is_greedy else one.temperature for one in params]
         self._edited = {
-            row: _EditedRow(edit, choices[row : row + 1], self._vocab_size)
+            row: _EditedRow(edit, choices[row : row + 1], vocab_size=self._vocab_size)
             for row, edit in edits.items()
         }
         self._random_rows = [row for row, one in enumerate(params) if not one.is_greedy]
@@ -93,7 +93,8 @@ class NativeChooser:
         tokens, scores = self._sampling.score(
             logits, token_ids, rows=rows, alternatives=max(num_top, default=0)
         )
-        return as_token_logprobs(tokens.tolist(), scores.tolist(), num_top)
+        logprobs = np.maximum(scores, LOGPROB_FLOOR).tolist()
+        return as_token_logprobs(tokens.tolist(), logprobs, num_top)
 
     def _with_own_bans(self, allowed: Words) -> Words:
         """The masks (B, words) of a step without what the rows' own parameters rule out."""
@@ -127,12 +128,14 @@ class _EditedRow:
         vocab_size: Ids from there on are left out: a tokenizer may know more than the model.
     """
 
-    def __init__(self, edit: LogitEdits, record: npt.NDArray[np.void], vocab_size: int) -> None:
+    def __init__(self, edit: LogitEdits, record: npt.NDArray[np.void], *, vocab_size: int) -> None:
         self._edit = edit
         self._record = record
         self._vocab_size = vocab_size
-        self._num_penalised = 0
+        self._penalised_count = record["penalised_count"]
+        self._buffers = edit.buffers
         self._banned = edit.end_ids
+        self._point_to_buffers()
         assert not len(edit.bias_ids) or edit.bias_ids.max() < vocab_size
         record["biased_ids"] = address(edit.bias_ids)
         record["biases"] = address(edit.biases)
@@ -144,18 +147,21 @@ class _EditedRow:
 
     def refresh(self) -> None:
         """Take in the tokens that the request got since."""
-        edit, record = self._edit, self._record
+        edit = self._edit
         edit.update()
-        if edit.num_ids != self._num_penalised:
-            self._num_penalised = edit.num_ids
-            record["penalised_ids"] = address(edit.ids)
-            record["output_counts"] = address(edit.output_counts)
-            record["penalised_count"] = edit.num_ids
+        self._penalised_count[0] = edit.num_ids
+        if edit.buffers[0] is not self._buffers[0]:
+            self._point_to_buffers()
         if edit.ever_bans:
             banned = edit.banned_ids
             self._banned = np.ascontiguousarray(banned[banned < self._vocab_size])
-            record["banned_ids"] = address(self._banned)
-            record["banned_count"] = len(self._banned)
+            self._record["banned_ids"] = address(self._banned)
+            self._record["banned_count"] = len(self._banned)
+
+    def _point_to_buffers(self) -> None:
+        self._buffers = self._edit.buffers
+        ids, counts = self._buffers
+        self._record["penalised_ids"], self._record["output_counts"] = address(ids), address(counts)
 
     def _own_mask(self) -> Words:
         bits = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
