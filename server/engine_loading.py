@@ -16,7 +16,7 @@ from server.protocols import Engine
 def loading(config: EngineConfig) -> Iterator[Engine]:
     """Make an engine that will load this model, with a progress bar, when it is started."""
     from server.async_engine import AsyncEngine  # noqa: PLC0415 - torch takes seconds to import
-    from server.engine import build_engine  # noqa: PLC0415 - and a wrong option needs none of it
+    from server.loaded_engine import build_engine  # noqa: PLC0415 - and a wrong option needs none of it
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

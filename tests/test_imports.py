@@ -49,7 +49,15 @@ WITH_FASTAPI = {
 }
 PUBLIC_TO_TOOLS = {
     f"server.{name}"
-    for name in ("engine", "request", "config", "cli_options", "errors", "comparison")
+    for name in (
+        "engine",
+        "loaded_engine",
+        "request",
+        "config",
+        "cli_options",
+        "errors",
+        "comparison",
+    )
 }
 
 

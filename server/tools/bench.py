@@ -15,7 +15,7 @@ from itertools import count
 from statistics import median
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from server.engine import LoadedEngine
+from server.loaded_engine import LoadedEngine
 from server.request import Request, SamplingParams
 
 if TYPE_CHECKING:

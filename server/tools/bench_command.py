@@ -28,7 +28,7 @@ from server.tools.command_line import (
 )
 
 if TYPE_CHECKING:
-    from server.engine import LoadedEngine
+    from server.loaded_engine import LoadedEngine
     from server.tools.bench import Contender, Task
     from server.tools.bench_server import BenchServer
 
@@ -43,7 +43,7 @@ def bench(config: BenchConfig, *, json_path: JsonPath = None) -> None:
     timed without choosing tokens, kvserve with all that serving needs. A server is started for
     --http and --service; it loads the model a second time.
     """
-    from server.engine import build_engine  # noqa: PLC0415 - torch takes seconds to import
+    from server.loaded_engine import build_engine  # noqa: PLC0415 - torch takes seconds to import
     from server.tools.bench import measure_all  # noqa: PLC0415 - and so do these
     from server.tools.bench_memory import HOW, read_bandwidth  # noqa: PLC0415
     from server.tools.bench_service import ServiceBench, ServiceSizes  # noqa: PLC0415
@@ -98,7 +98,7 @@ def _pairs(
     server: BenchServer | None,
 ) -> Iterator[tuple[Task, Contender]]:
     """All that are to be measured, started, task by task."""
-    from server.engine import build_engine  # noqa: PLC0415 - torch takes seconds to import
+    from server.loaded_engine import build_engine  # noqa: PLC0415 - torch takes seconds to import
     from server.tools.bench import EngineContender, Task  # noqa: PLC0415 - and so do these
     from server.tools.bench_http import HttpContender  # noqa: PLC0415
     from server.tools.bench_peer import PeerContender  # noqa: PLC0415

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 from server.comparison import Comparison, Run
-from server.engine import LoadedEngine
 from server.errors import ConfigurationError
+from server.loaded_engine import LoadedEngine
 from server.request import Request, RequestOutput, SamplingParams
 
 SHORTEST = 64

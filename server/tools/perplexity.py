@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from server.engine import LoadedEngine
 from server.errors import ConfigurationError
+from server.loaded_engine import LoadedEngine
 
 Slice = tuple[range, Tensor]
 Progress = Callable[[int, int], None]

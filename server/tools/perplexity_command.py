@@ -23,7 +23,7 @@ from server.tools.command_line import (
 )
 
 if TYPE_CHECKING:
-    from server.engine import LoadedEngine
+    from server.loaded_engine import LoadedEngine
 
 LONGEST_WINDOW = 2048
 """Of a window that was not asked for: enough context, and quick."""
@@ -83,7 +83,7 @@ def _load(
     config: EngineConfig, *, window: int | None, reference: str | None
 ) -> tuple[LoadedEngine, LoadedEngine | None]:
     """The engine, and the one it is compared with; each has a cache for one window."""
-    from server.engine import build_engine  # noqa: PLC0415 - torch takes seconds to import
+    from server.loaded_engine import build_engine  # noqa: PLC0415 - torch takes seconds to import
 
     length = config.max_model_len or window
     one = config.model_copy(update={"max_num_seqs": 1, "max_model_len": length})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from server.config import EngineConfig
-from server.engine import LoadedEngine, build_engine
+from server.loaded_engine import LoadedEngine, build_engine
 from server.request import Request, RequestOutput, SamplingParams, TokenLogprob
 
 ANSWER_TOKENS = 24

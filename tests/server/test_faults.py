@@ -14,7 +14,7 @@ from engines import load_engine
 from serving import serving, wait_until
 
 from server.async_engine import AsyncEngine
-from server.engine import LoadedEngine
+from server.loaded_engine import LoadedEngine
 
 DOOMED_SEED = 666
 GOOD = {"prompt": "steady", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}

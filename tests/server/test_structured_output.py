@@ -15,7 +15,7 @@ from serving import serving
 
 from server.async_engine import AsyncEngine
 from server.config import EngineConfig
-from server.engine import build_engine
+from server.loaded_engine import build_engine
 
 pytestmark = [pytest.mark.smollm2, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ import sys
 from server.async_engine import AsyncEngine
 from server.config import ServerConfig
 from server.deployment import open_socket, serve
-from server.engine import LoadedEngine, build_engine
+from server.loaded_engine import LoadedEngine, build_engine
 
 
 def main(options: str) -> int:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from model.native_library import load_kernels
 from server.cli import app
 from server.config import EngineConfig
-from server.engine import build_engine
+from server.loaded_engine import build_engine
 from server.request import TokenLogprob
 from server.tools.verify import Answer, TrialResult, Verification, differences
 
