@@ -1,322 +1,77 @@
-// The arithmetic of attention.h.
+// Walking the items of a plan; see attention.h.
 #include "attention.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include "attention_block.h"
 #include "matrix.h"
 #include "pool_handle.h"
 #include "simd.h"
 #include "vmath.h"
 
-#define KV_UNROLL _Pragma("GCC unroll 32")
-
 namespace kvserve {
 namespace {
 
-constexpr int kKeyVectors = kTileKeys / W;
-#if defined(KVSERVE_AVX512)
-constexpr int kScoreQueries = 8, kValueQueries = 4, kValueVectors = 4;
-#elif defined(KVSERVE_AVX2)
-constexpr int kScoreQueries = 2, kValueQueries = 2, kValueVectors = 4;
-#else
-constexpr int kScoreQueries = 1, kValueQueries = 2, kValueVectors = 4;
-#endif
-
-constexpr int64_t kItemQueries = 48;  // query rows an item aims at: its state stays in the cache
-constexpr int64_t kItemTokens = 16;
-
-int64_t tokens_per_item(int64_t group) {
-  return std::max<int64_t>(1, std::min(kItemTokens, kItemQueries / group));
-}
+constexpr float kLog2E = 1.44269504f;
+constexpr int64_t kBlockRows = 24;  // their weights stay in the first cache
+constexpr int64_t kPiecesPerThread = 8;
 
 int64_t padded(int64_t n) { return ceil_div(n, 16) * 16; }
 
-// One item's memory.  Rows are (token, head of the group), token first.
-struct State {
-  int64_t rows, head_size, width;  // width: head_size in whole vectors
-  float *keys_t, *values;          // (head_size, 32) and (32, width): one tile
-  float *q, *o, *total;            // (rows, ...): scaled queries, one split's sum, all splits' sum
-  float *p;                        // (rows, 32)
-  float *max, *next_max, *alpha, *sum, *total_max, *total_sum;  // (rows)
+int64_t tokens_per_block(int64_t group) { return std::max<int64_t>(1, kBlockRows / group); }
 
-  static int64_t floats(int64_t rows, int64_t head_size) {
+// One item's memory.  Rows are (token, head of the group), token first.
+struct ItemState {
+  float* copy;                     // one split, widened
+  float *q, *total;                // (rows, width)
+  float *total_max, *total_sum;    // (rows)
+  float *p, *o, *max, *sum;        // of one block
+
+  static int64_t floats(int64_t group, int64_t head_size) {
+    const int64_t rows = padded(tokens_per_item(group) * group);
+    const int64_t block_rows = padded(tokens_per_block(group) * group);
     const int64_t width = padded(head_size);
-    return kTileKeys * head_size + kTileKeys * width +
-           padded(rows) * (padded(head_size) + 2 * width + kTileKeys + 6);
+    return widened_floats(head_size) + rows * (2 * width + 2) +
+           block_rows * (kSplitKeys + width + 2);
   }
 
-  State(float* memory, int64_t rows, int64_t head_size)
-      : rows(rows), head_size(head_size), width(padded(head_size)) {
+  ItemState(float* memory, int64_t group, int64_t head_size) {
+    const int64_t rows = padded(tokens_per_item(group) * group);
+    const int64_t block_rows = padded(tokens_per_block(group) * group);
+    const int64_t width = padded(head_size);
     const auto take = [&memory](int64_t n) {
       float* at = memory;
       memory += n;
       return at;
     };
-    const int64_t r = padded(rows);
-    keys_t = take(kTileKeys * head_size);
-    values = take(kTileKeys * width);
-    q = take(r * padded(head_size));
-    o = take(r * width);
-    total = take(r * width);
-    p = take(r * kTileKeys);
-    max = take(r);
-    next_max = take(r);
-    alpha = take(r);
-    sum = take(r);
-    total_max = take(r);
-    total_sum = take(r);
+    copy = take(widened_floats(head_size));
+    q = take(rows * width);
+    total = take(rows * width);
+    total_max = take(rows);
+    total_sum = take(rows);
+    p = take(block_rows * kSplitKeys);
+    o = take(block_rows * width);
+    max = take(block_rows);
+    sum = take(block_rows);
   }
 };
 
-// A tile's keys [begin, end) of 32, seen from some query.
-struct Range {
-  int64_t begin, end;
-  bool operator==(const Range& other) const { return begin == other.begin && end == other.end; }
-};
-
-Range visible(int64_t position, int64_t window, int64_t tile_start) {
-  const int64_t low = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
-  return {std::max<int64_t>(0, low - tile_start),
-          std::min<int64_t>(kTileKeys, position + 1 - tile_start)};
-}
-
-// ---- where a tile lies ----
-
-// A tile's keys and values of one head, as vectors of W keys and as rows.  Inside a block the keys
-// of a head stand by dimension (head_size, block_size), its values by token (block_size,
-// head_size): scores take W neighbouring keys at a time, outputs W neighbouring dimensions.
-struct TileSource {
-  const char* keys[kKeyVectors];    // dimension 0 of W neighbouring keys; the next one is
-  int64_t key_bytes;                // so many bytes further
-  const char* values[kKeyVectors];  // the first of W neighbouring keys' rows,
-  int64_t value_bytes;              // so many bytes apart
-};
-
-// Vectors that no token sees repeat a neighbour's address, so that only blocks of the request are
-// read.
-void locate(const kv_cache_layer& cache, const int64_t* blocks, int64_t head, int64_t tile_start,
-            Range range, TileSource& tile) {
-  const int64_t element = cache.is_bf16 ? 2 : 4;
-  const int64_t head_bytes = int64_t{cache.block_size} * cache.head_size * element;
-  tile.key_bytes = cache.block_size * element;
-  tile.value_bytes = cache.head_size * element;
-  const int64_t first = range.begin / W, last = (range.end - 1) / W;
-  for (int64_t v = 0; v < kKeyVectors; ++v) {
-    const int64_t key = tile_start + std::min(std::max(v, first), last) * W;
-    const int64_t offset = key & (cache.block_size - 1);
-    const int64_t at =
-        (blocks[key / cache.block_size] * cache.kv_heads + head) * head_bytes;
-    tile.keys[v] = static_cast<const char*>(cache.keys) + at + offset * element;
-    tile.values[v] = static_cast<const char*>(cache.values) + at + offset * tile.value_bytes;
-  }
-}
-
-// Asks for a tile before it is needed: blocks lie apart, too far for the processor to guess them.
-void prefetch(const TileSource& tile, int64_t head_size, int64_t element) {
-  const int64_t bytes = W * element;  // of one dimension of one vector of keys
-  for (int v = 0; v < kKeyVectors; ++v) {
-    for (int64_t d = 0; d < head_size; d += std::max<int64_t>(1, 64 / tile.key_bytes))
-      __builtin_prefetch(tile.keys[v] + d * tile.key_bytes);
-    for (int64_t at = 0; at < head_size * bytes; at += 64) __builtin_prefetch(tile.values[v] + at);
-  }
-}
-
-template <bool IsBf16>
-KV_INLINE F load_element(const char* at) {
-  if (IsBf16) return load_bf16(reinterpret_cast<const uint16_t*>(at));
-  return load(reinterpret_cast<const float*>(at));
-}
-
-// Widens a tile once for an item of many queries, which then reads the copy.
-template <bool IsBf16>
-void widen_tile(const TileSource& from, Range range, State& s, TileSource& to) {
-  for (int64_t d = 0; d < s.head_size; ++d)
-    KV_UNROLL
-    for (int v = 0; v < kKeyVectors; ++v)
-      store(s.keys_t + d * kTileKeys + v * W,
-            load_element<IsBf16>(from.keys[v] + d * from.key_bytes));
-  for (int64_t j = range.begin; j < range.end; ++j) {
-    const char* row = from.values[j / W] + j % W * from.value_bytes;
-    float* out = s.values + j * s.width;
-    int64_t d = 0;
-    for (; d + W <= s.head_size; d += W)
-      store(out + d, load_element<IsBf16>(row + d * (IsBf16 ? 2 : 4)));
-    for (; d < s.width; ++d) {
-      if (d >= s.head_size) out[d] = 0.0f;
-      else if (IsBf16) out[d] = bf16_to_float(reinterpret_cast<const uint16_t*>(row)[d]);
-      else out[d] = reinterpret_cast<const float*>(row)[d];
+// total += one split, for rows from the first on, both relative to their own maximum.
+void merge_rows(int64_t rows, int64_t width, const float* o, const float* max, const float* sum,
+                float* total, float* total_max, float* total_sum) {
+  for (int64_t row = 0; row < rows; row += W) {
+    const int64_t n = rows - row;
+    const MergeFactors f = merge_factors(load_upto(total_max + row, n), load_upto(max + row, n));
+    store_upto(total_max + row, f.max, n);
+    store_upto(total_sum + row, fma(load_upto(sum + row, n), f.new_factor,
+                                    load_upto(total_sum + row, n) * f.old_factor), n);
+    for (int64_t i = 0; i < std::min<int64_t>(W, n); ++i) {
+      const F old_factor = set1(f.old_factor[i]), new_factor = set1(f.new_factor[i]);
+      for (int64_t d = (row + i) * width; d < (row + i + 1) * width; d += W)
+        store(total + d, fma(load(o + d), new_factor, load(total + d) * old_factor));
     }
   }
-  for (int v = 0; v < kKeyVectors; ++v) {
-    to.keys[v] = reinterpret_cast<const char*>(s.keys_t + v * W);
-    to.values[v] = reinterpret_cast<const char*>(s.values + v * W * s.width);
-  }
-  to.key_bytes = kTileKeys * sizeof(float);
-  to.value_bytes = s.width * sizeof(float);
-}
-
-// ---- one tile ----
-
-// p[row][j] = q[row] . key[j], dimensions in ascending order.
-template <bool IsBf16, int R>
-void score_rows(const State& s, const TileSource& tile, int64_t row) {
-  F sums[R][kKeyVectors] = {};
-  const int64_t q_stride = padded(s.head_size);
-  const float* q = s.q + row * q_stride;
-  const char* at[kKeyVectors];
-  KV_UNROLL
-  for (int v = 0; v < kKeyVectors; ++v) at[v] = tile.keys[v];
-  for (int64_t d = 0; d < s.head_size; ++d) {
-    F keys[kKeyVectors];
-    KV_UNROLL
-    for (int v = 0; v < kKeyVectors; ++v) {
-      keys[v] = load_element<IsBf16>(at[v]);
-      at[v] += tile.key_bytes;
-    }
-    KV_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const F x = set1(q[r * q_stride + d]);
-      KV_UNROLL
-      for (int v = 0; v < kKeyVectors; ++v) sums[r][v] = fma(keys[v], x, sums[r][v]);
-    }
-  }
-  KV_UNROLL
-  for (int r = 0; r < R; ++r)
-    KV_UNROLL
-    for (int v = 0; v < kKeyVectors; ++v) store(s.p + (row + r) * kTileKeys + v * W, sums[r][v]);
-}
-
-template <bool IsBf16, int Most>
-void score_all(const State& s, const TileSource& tile, int64_t row, int64_t rows) {
-  if constexpr (Most > 0) {
-    for (; rows >= Most; row += Most, rows -= Most) score_rows<IsBf16, Most>(s, tile, row);
-    if (rows > 0) score_all<IsBf16, Most - 1>(s, tile, row, rows);
-  }
-}
-
-// The lane numbers of the tile's v-th vector.
-KV_INLINE I lane_numbers(int v) {
-  I lanes;
-  for (int i = 0; i < W; ++i) lanes[i] = i;
-  return lanes + set1(int32_t(v * W));
-}
-
-// Hides what the row may not see and finds the new maximum.
-void mask_row(State& s, int64_t row, Range range) {
-  float* p = s.p + row * kTileKeys;
-  F largest = set1(kMinusInfinity);
-  for (int v = 0; v < kKeyVectors; ++v) {
-    const I lane = lane_numbers(v);
-    const I seen = (lane >= set1(int32_t(range.begin))) & (lane < set1(int32_t(range.end)));
-    const F score = seen ? load(p + v * W) : set1(kMinusInfinity);
-    store(p + v * W, score);
-    largest = max(largest, score);
-  }
-  s.next_max[row] = std::max(s.max[row], reduce_max(largest));
-}
-
-void exponentiate_row(State& s, int64_t row) {
-  float* p = s.p + row * kTileKeys;
-  const F shift = set1(s.next_max[row]);
-  F total = {};
-  for (int v = 0; v < kKeyVectors; ++v) {
-    const F e = exp(load(p + v * W) - shift);
-    store(p + v * W, e);
-    total = total + e;
-  }
-  s.sum[row] = s.sum[row] * s.alpha[row] + reduce_add(total);
-  s.max[row] = s.next_max[row];
-}
-
-// o[row] = o[row] * alpha + sum over the range of p[j] value[j], keys in ascending order.
-template <bool IsBf16, int R, int V>
-void add_values(State& s, const TileSource& tile, int64_t row, Range range, int64_t d) {
-  F sums[R][V];
-  KV_UNROLL
-  for (int r = 0; r < R; ++r)
-    KV_UNROLL
-    for (int v = 0; v < V; ++v)
-      sums[r][v] = load(s.o + (row + r) * s.width + d + v * W) * set1(s.alpha[row + r]);
-  constexpr int64_t element = IsBf16 ? 2 : 4;
-  for (int64_t j = range.begin; j < range.end; ++j) {
-    const char* at = tile.values[j / W] + j % W * tile.value_bytes + d * element;
-    F values[V];
-    KV_UNROLL
-    for (int v = 0; v < V; ++v) values[v] = load_element<IsBf16>(at + v * W * element);
-    KV_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const F p = set1(s.p[(row + r) * kTileKeys + j]);
-      KV_UNROLL
-      for (int v = 0; v < V; ++v) sums[r][v] = fma(values[v], p, sums[r][v]);
-    }
-  }
-  KV_UNROLL
-  for (int r = 0; r < R; ++r)
-    KV_UNROLL
-    for (int v = 0; v < V; ++v) store(s.o + (row + r) * s.width + d + v * W, sums[r][v]);
-}
-
-template <bool IsBf16, int R>
-void add_values_rows(State& s, const TileSource& tile, int64_t row, Range range) {
-  int64_t d = 0;
-  for (; d + kValueVectors * W <= s.width; d += kValueVectors * W)
-    add_values<IsBf16, R, kValueVectors>(s, tile, row, range, d);
-  for (; d < s.width; d += W) add_values<IsBf16, R, 1>(s, tile, row, range, d);
-}
-
-template <bool IsBf16, int Most>
-void add_values_all(State& s, const TileSource& tile, int64_t row, int64_t rows, Range range) {
-  if constexpr (Most > 0) {
-    for (; rows >= Most; row += Most, rows -= Most)
-      add_values_rows<IsBf16, Most>(s, tile, row, range);
-    if (rows > 0) add_values_all<IsBf16, Most - 1>(s, tile, row, rows, range);
-  }
-}
-
-// An item's queries over one tile.
-template <bool IsBf16>
-void run_tile(State& s, const TileSource& tile, int64_t group, int64_t position, int64_t tokens,
-              int64_t window, int64_t tile_start) {
-  // Tokens whose range is empty take no part; they are at one end, those that see something are
-  // consecutive: late tokens may have moved their window past the tile, early ones end before it.
-  int64_t first = 0, last = tokens;
-  const auto range_of = [&](int64_t token) {
-    return visible(position + token, window, tile_start);
-  };
-  const auto empty = [](Range r) { return r.begin >= r.end; };
-  while (first < last && empty(range_of(first))) ++first;
-  while (last > first && empty(range_of(last - 1))) --last;
-  if (first == last) return;
-
-  const int64_t row_begin = first * group, row_end = last * group;
-  score_all<IsBf16, kScoreQueries>(s, tile, row_begin, row_end - row_begin);
-  for (int64_t row = row_begin; row < row_end; ++row) mask_row(s, row, range_of(row / group));
-  for (int64_t row = row_begin; row < row_end; row += W) {  // arrays are padded
-    const int64_t n = row_end - row;
-    store_upto(s.alpha + row, exp(load_upto(s.max + row, n) - load_upto(s.next_max + row, n)), n);
-  }
-  for (int64_t row = row_begin; row < row_end; ++row) exponentiate_row(s, row);
-  // Neighbours with the same range share the values' loads.
-  for (int64_t token = first; token < last;) {
-    const Range range = range_of(token);
-    int64_t end = token + 1;
-    while (end < last && range_of(end) == range) ++end;
-    add_values_all<IsBf16, kValueQueries>(s, tile, token * group, (end - token) * group, range);
-    token = end;
-  }
-}
-
-// ---- splits ----
-
-// total += one split, both relative to their own maximum.
-void merge(float* total, float* total_max, float* total_sum, const float* o, float max, float sum,
-           int64_t width) {
-  const float largest = std::max(*total_max, max);
-  const F old_factor = exp(set1(*total_max - largest)), new_factor = exp(set1(max - largest));
-  for (int64_t d = 0; d < width; d += W)
-    store(total + d, fma(load(o + d), new_factor, load(total + d) * old_factor));
-  *total_sum = sum * new_factor[0] + *total_sum * old_factor[0];
-  *total_max = largest;
 }
 
 void write_out(const float* total, float sum, int64_t head_size, float* out) {
@@ -326,96 +81,102 @@ void write_out(const float* total, float sum, int64_t head_size, float* out) {
 
 int64_t partial_width(int64_t head_size) { return padded(head_size) + 16; }
 
-void load_queries(const AttentionCall& call, const AttentionItem& item, int64_t head,
-                  int64_t group, State& s) {
-  const F scale = set1(call.scale);
-  for (int64_t row = 0; row < s.rows; ++row) {
-    const float* source = call.q + (item.token_begin + row / group) * call.q_stride +
-                          (head * group + row % group) * s.head_size;
-    float* q = s.q + row * padded(s.head_size);
-    for (int64_t d = 0; d < s.head_size; d += W)
-      store_upto(q + d, load_upto(source + d, s.head_size - d) * scale, s.head_size - d);
-  }
-}
+// One item and key/value head.
+class ItemRun {
+ public:
+  ItemRun(const AttentionCall& call, const AttentionPlan& plan, AttentionScratch& scratch,
+          int64_t unit)
+      : call_(call), cache_(*call.cache), window_(plan.window), scratch_(scratch),
+        item_(plan.items[unit / call.cache->kv_heads]), head_(unit % call.cache->kv_heads),
+        group_(call.heads / call.cache->kv_heads), width_(padded(call.cache->head_size)) {}
 
-void run_split(const AttentionCall& call, const AttentionItem& item, int64_t head, int64_t group,
-               int64_t window, int64_t split, State& s) {
-  std::fill(s.o, s.o + s.rows * s.width, 0.0f);
-  std::fill(s.max, s.max + s.rows, kMinusInfinity);
-  std::fill(s.sum, s.sum + s.rows, 0.0f);
-  const kv_cache_layer& cache = *call.cache;
-  const int64_t* blocks = call.batch->block_table + item.request * call.batch->max_blocks;
-  const int64_t tokens = item.token_end - item.token_begin;
-  const int64_t last = item.position + tokens - 1;
-  const int64_t end = std::min((split + 1) * kSplitKeys, last + 1);
-  // A copy pays if more queries read it than one pass of scores takes.
-  const bool many = s.rows > kScoreQueries || s.head_size % W;
-  const int64_t element = cache.is_bf16 ? 2 : 4;
-  struct Next {
-    int64_t start;
-    Range range;
-    TileSource source;
-  };
-  // Finds the first tile from `start` on that some token of the item sees, and asks for it.
-  const auto find = [&](int64_t start, Next& next) {
-    for (next.start = start; next.start < end; next.start += kTileKeys) {
-      next.range = {visible(item.position, window, next.start).begin,
-                    visible(last, window, next.start).end};
-      if (next.range.begin >= next.range.end) continue;
-      locate(cache, blocks, head, next.start, next.range, next.source);
-      prefetch(next.source, cache.head_size, element);
-      return;
-    }
-  };
-  Next tiles[2];
-  find(split * kSplitKeys, tiles[0]);
-  for (int i = 0; tiles[i].start < end; i = 1 - i) {
-    const Next& tile = tiles[i];
-    find(tile.start + kTileKeys, tiles[1 - i]);
-    TileSource copy;
-    if (many && cache.is_bf16) widen_tile<true>(tile.source, tile.range, s, copy);
-    else if (many) widen_tile<false>(tile.source, tile.range, s, copy);
-    if (many || !cache.is_bf16)
-      run_tile<false>(s, many ? copy : tile.source, group, item.position, tokens, window,
-                      tile.start);
-    else
-      run_tile<true>(s, tile.source, group, item.position, tokens, window, tile.start);
+  SplitSource source(int64_t split) const {
+    const int64_t start = split * kSplitKeys;
+    const int64_t last = item_.position + tokens() - 1;
+    return locate(cache_, call_.batch->block_table + item_.request * call_.batch->max_blocks,
+                  head_, split,
+                  {visible(item_.position - start, window_).begin,
+                   visible(last - start, window_).end});
   }
-}
+  SplitSource first_source() const { return source(item_.split_begin); }
 
-void run_item(const AttentionCall& call, const AttentionPlan& plan, const AttentionItem& item,
-              int64_t head, AttentionScratch& scratch, int thread) {
-  const int64_t head_size = call.cache->head_size, group = call.heads / call.cache->kv_heads;
-  const int64_t rows = (item.token_end - item.token_begin) * group;
-  State s(scratch.of_thread(thread), rows, head_size);
-  load_queries(call, item, head, group, s);
-  if (item.partial >= 0) {  // a single split
-    run_split(call, item, head, group, plan.window, item.split_begin, s);
-    const int64_t width = partial_width(head_size);
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t at = item.partial + (row / group) * call.heads + head * group + row % group;
-      float* partial = scratch.partials() + at * width;
-      partial[0] = s.max[row];
-      partial[1] = s.sum[row];
-      std::memcpy(partial + 16, s.o + row * s.width, sizeof(float) * s.width);
+  // `after`: what the thread goes on with, or null.
+  void run(const SplitSource& first, const SplitSource* after, int thread) const {
+    const ItemState state(scratch_.of_thread(thread), group_, cache_.head_size);
+    load_queries(state);
+    std::fill(state.total, state.total + rows() * width_, 0.0f);
+    std::fill(state.total_max, state.total_max + rows(), kMinusInfinity);
+    std::fill(state.total_sum, state.total_sum + rows(), 0.0f);
+    SplitSource sources[2] = {first};
+    for (int64_t split = item_.split_begin; split < item_.split_end; ++split) {
+      const int64_t i = (split - item_.split_begin) % 2;
+      const bool last = split + 1 == item_.split_end;
+      if (!last) sources[1 - i] = source(split + 1);
+      run_split(state, sources[i], split, last ? after : &sources[1 - i]);
     }
-    return;
+    if (item_.partial >= 0) return;
+    for (int64_t row = 0; row < rows(); ++row)
+      write_out(state.total + row * width_, state.total_sum[row], cache_.head_size,
+                call_.out + (item_.token_begin + row / group_) * call_.out_stride +
+                    (head_ * group_ + row % group_) * cache_.head_size);
   }
-  std::fill(s.total, s.total + rows * s.width, 0.0f);
-  std::fill(s.total_max, s.total_max + rows, kMinusInfinity);
-  std::fill(s.total_sum, s.total_sum + rows, 0.0f);
-  for (int64_t split = item.split_begin; split < item.split_end; ++split) {
-    run_split(call, item, head, group, plan.window, split, s);
-    for (int64_t row = 0; row < rows; ++row)
-      if (s.sum[row] != 0.0f)
-        merge(s.total + row * s.width, s.total_max + row, s.total_sum + row, s.o + row * s.width,
-              s.max[row], s.sum[row], s.width);
+
+ private:
+  int64_t tokens() const { return item_.token_end - item_.token_begin; }
+  int64_t rows() const { return tokens() * group_; }
+
+  void load_queries(const ItemState& state) const {
+    const F scale = set1(call_.scale * kLog2E);
+    const int64_t head_size = cache_.head_size;
+    for (int64_t row = 0; row < rows(); ++row) {
+      const float* source = call_.q + (item_.token_begin + row / group_) * call_.q_stride +
+                            (head_ * group_ + row % group_) * head_size;
+      float* q = state.q + row * width_;
+      for (int64_t d = 0; d < head_size; d += W)
+        store_upto(q + d, load_upto(source + d, head_size - d) * scale, head_size - d);
+    }
   }
-  for (int64_t row = 0; row < rows; ++row)
-    write_out(s.total + row * s.width, s.total_sum[row], head_size,
-              call.out + (item.token_begin + row / group) * call.out_stride +
-                  (head * group + row % group) * head_size);
-}
+
+  void run_split(const ItemState& state, const SplitSource& source, int64_t split,
+                 const SplitSource* next) const {
+    // A copy pays if more queries read it than two passes of scores take.
+    const bool copies = rows() > 2 * rows_of_a_pass() || cache_.head_size % 16;
+    SplitSource copy;
+    if (copies) copy = widen(source, cache_.head_size, state.copy);
+    const int64_t step = tokens_per_block(group_);
+    for (int64_t token = 0; token < tokens(); token += step) {
+      const AttentionBlock block{std::min(step, tokens() - token), group_, cache_.head_size,
+                                 item_.position + token - split * kSplitKeys, window_,
+                                 state.q + token * group_ * width_, state.p, state.o, state.max,
+                                 state.sum};
+      attend(block, copies ? copy : source, token == 0 || !copies ? next : nullptr);
+      finish_block(state, block, token * group_);
+    }
+  }
+
+  // Hands on a block's sums; `row` is its first of the item.
+  void finish_block(const ItemState& state, const AttentionBlock& block, int64_t row) const {
+    if (item_.partial < 0)
+      return merge_rows(block.rows(), width_, block.o, block.max, block.sum,
+                        state.total + row * width_, state.total_max + row,
+                        state.total_sum + row);
+    for (int64_t i = 0; i < block.rows(); ++i) {
+      const int64_t token = (row + i) / group_;
+      const int64_t at = item_.partial + token * call_.heads + head_ * group_ + (row + i) % group_;
+      float* partial = scratch_.partials() + at * partial_width(cache_.head_size);
+      partial[0] = block.max[i];
+      partial[1] = block.sum[i];
+      std::memcpy(partial + 16, block.o + i * width_, sizeof(float) * width_);
+    }
+  }
+
+  const AttentionCall& call_;
+  const kv_cache_layer& cache_;
+  const int64_t window_;
+  AttentionScratch& scratch_;
+  const AttentionItem& item_;
+  const int64_t head_, group_, width_;
+};
 
 void run_merge(const AttentionCall& call, const MergeItem& item, int64_t head,
                AttentionScratch& scratch, int thread) {
@@ -426,8 +187,7 @@ void run_merge(const AttentionCall& call, const MergeItem& item, int64_t head,
   for (int64_t split = 0; split < item.splits; ++split) {
     const float* partial = scratch.partials() +
                            (item.partial + split * item.stride + head) * partial_width(head_size);
-    if (partial[1] != 0.0f)
-      merge(total, &total_max, &total_sum, partial + 16, partial[0], partial[1], width);
+    merge_rows(1, width, partial + 16, partial, partial + 1, total, &total_max, &total_sum);
   }
   write_out(total, total_sum, head_size,
             call.out + item.token * call.out_stride + head * head_size);
@@ -435,57 +195,38 @@ void run_merge(const AttentionCall& call, const MergeItem& item, int64_t head,
 
 }  // namespace
 
-void AttentionPlan::build(const kv_batch& batch, int64_t heads, int64_t kv_heads,
-                          int64_t window_keys) {
-  items.clear();
-  merges.clear();
-  partial_rows = 0;
-  window = window_keys;
-  const int64_t step = tokens_per_item(heads / kv_heads);
-  for (int64_t b = 0; b < batch.requests; ++b) {
-    const int64_t begin = batch.query_starts[b], tokens = batch.query_starts[b + 1] - begin;
-    const int64_t position = batch.key_lengths[b] - tokens;
-    // Later tokens see more keys: the longest items go first.
-    for (int64_t t = (tokens - 1) / step * step; t >= 0 && tokens > 0; t -= step) {
-      const int64_t end = std::min(tokens, t + step);
-      const int64_t first_key = window > 0 ? std::max<int64_t>(0, position + t - window + 1) : 0;
-      AttentionItem item{b, begin + t, begin + end, position + t, first_key / kSplitKeys,
-                         (position + end - 1) / kSplitKeys + 1, -1};
-      const int64_t splits = item.split_end - item.split_begin;
-      if (tokens > step || splits == 1) {
-        items.push_back(item);
-        continue;
-      }
-      const int64_t stride = (end - t) * heads;
-      for (int64_t i = 0; i < end - t; ++i)
-        merges.push_back({begin + t + i, partial_rows + i * heads, stride, splits});
-      const int64_t split_end = item.split_end;
-      for (int64_t split = item.split_begin; split < split_end; ++split) {
-        item.split_begin = split;
-        item.split_end = split + 1;
-        item.partial = partial_rows;
-        items.push_back(item);
-        partial_rows += stride;
-      }
-    }
-  }
+float* AttentionScratch::Memory::floats() {
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory_.data()) + 63) & ~uintptr_t{63});
+}
+
+void AttentionScratch::Memory::reserve(int64_t floats) {
+  if (static_cast<int64_t>(memory_.size()) < floats + 16) memory_.resize(floats + 16);
 }
 
 void AttentionScratch::reserve(int threads, int64_t thread_floats, int64_t partial_floats) {
   thread_floats_ = padded(thread_floats);
-  if (static_cast<int64_t>(memory_.size()) < threads * thread_floats_)
-    memory_.resize(threads * thread_floats_);
-  if (static_cast<int64_t>(partials_.size()) < partial_floats) partials_.resize(partial_floats);
+  memory_.reserve(threads * thread_floats_);
+  partials_.reserve(partial_floats);
 }
 
 void run_attention(ThreadPool& pool, const AttentionPlan& plan, AttentionScratch& scratch,
                    const AttentionCall& call) {
   const int64_t head_size = call.cache->head_size, kv_heads = call.cache->kv_heads;
   const int64_t group = call.heads / kv_heads;
-  scratch.reserve(pool.size(), State::floats(tokens_per_item(group) * group, head_size),
+  scratch.reserve(pool.size(), ItemState::floats(group, head_size),
                   plan.partial_rows * partial_width(head_size));
-  pool.run(static_cast<int64_t>(plan.items.size()) * kv_heads, [&](int64_t piece, int thread) {
-    run_item(call, plan, plan.items[piece / kv_heads], piece % kv_heads, scratch, thread);
+  // All heads of an item lie side by side in memory: one thread reads on where the processor's own
+  // prefetching has begun, if there is enough to do for all.
+  const int64_t items = static_cast<int64_t>(plan.items.size());
+  const int64_t units = items >= kPiecesPerThread * pool.size() ? kv_heads : 1;
+  pool.run(items * kv_heads / units, [&](int64_t piece, int thread) {
+    SplitSource source = ItemRun(call, plan, scratch, piece * units).first_source(), next;
+    for (int64_t unit = piece * units; unit < (piece + 1) * units; ++unit) {
+      const bool last = unit + 1 == (piece + 1) * units;
+      if (!last) next = ItemRun(call, plan, scratch, unit + 1).first_source();
+      ItemRun(call, plan, scratch, unit).run(source, last ? nullptr : &next, thread);
+      source = next;
+    }
   });
   const int64_t merges = static_cast<int64_t>(plan.merges.size());
   pool.run(merges * kv_heads, [&](int64_t piece, int thread) {

@@ -29,6 +29,21 @@ KV_INLINE F exp(F x) {
   return x != x ? x : flushed;
 }
 
+// 2^x for x <= 0, where exp's range and last digit are not needed: within 2e-7 of the true value,
+// exactly 1 for 0, 0 below -126 (also for -inf), NaN for NaN.
+KV_INLINE F exp2_of_negative(F x) {
+  const F magic = set1(12582912.0f);                   // as in round_even: its last bits hold n
+  const F shifted = x + magic;
+  const F r = x - (shifted - magic);
+  F p = set1(0.001326472731f);                         // minimax of 2^r
+  p = fma(p, r, set1(0.009671512991f));
+  p = fma(p, r, set1(0.05550733581f));
+  p = fma(p, r, set1(0.2402224243f));
+  p = fma(p, r, set1(0.6931470037f));
+  p = fma(p, r, set1(1.0f));
+  return x < set1(-126.0f) ? F{} : (F)((I)p + ((I)shifted << 23));
+}
+
 // x / (1 + e^-y): x times the logistic function of y.
 KV_INLINE F times_sigmoid(F x, F y) { return x / (set1(1.0f) + exp(-y)); }
 

@@ -1,0 +1,259 @@
+// The tiles of attention_block.h.
+#include "attention_block.h"
+
+#include <algorithm>
+
+#include "vmath.h"
+
+#define KV_UNROLL _Pragma("GCC unroll 32")
+
+namespace kvserve {
+namespace {
+
+// A tile's rows and vectors; its sums fill the registers.
+#if defined(KVSERVE_AVX512)
+constexpr int kTileRows = 6, kTileVectors = 4;
+#elif defined(KVSERVE_AVX2)
+constexpr int kTileRows = 6, kTileVectors = 2;
+#else
+constexpr int kTileRows = 4, kTileVectors = 2;
+#endif
+constexpr int64_t kPieceVectors = kPieceKeys / W;
+constexpr int64_t kValueTileKeys = 64;  // their values stay in the first cache for all rows
+
+template <bool IsBf16>
+KV_INLINE F load_element(const char* at) {
+  if (IsBf16) return load_bf16(reinterpret_cast<const uint16_t*>(at));
+  return load(reinterpret_cast<const float*>(at));
+}
+
+// ---- scores ----
+
+// p[row][key] = q[row] . key, for V vectors of keys from `vector` on.
+template <bool IsBf16, int R, int V>
+void score_tile(const AttentionBlock& block, const SplitSource& source, int64_t row,
+                int64_t vector, Ahead& shared_ahead) {
+  F sums[R][V] = {};
+  Ahead ahead = shared_ahead;
+  const int64_t q_stride = block.width(), head_size = block.head_size;
+  const int64_t key_bytes = source.key_bytes;
+  const float* q = block.q + row * q_stride;
+  const char* at[V];
+  KV_UNROLL
+  for (int v = 0; v < V; ++v)
+    at[v] = source.keys[(vector + v) / kPieceVectors] +
+            (vector + v) % kPieceVectors * W * (IsBf16 ? 2 : 4);
+  for (int64_t d = 0; d < head_size; ++d) {
+    F keys[V];
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) keys[v] = load_element<IsBf16>(at[v] + d * key_bytes);
+    KV_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const F x = set1(q[r * q_stride + d]);
+      KV_UNROLL
+      for (int v = 0; v < V; ++v) sums[r][v] = fma(keys[v], x, sums[r][v]);
+    }
+    ahead.step();
+  }
+  shared_ahead = ahead;
+  float* p = block.p + row * kSplitKeys + vector * W;
+  KV_UNROLL
+  for (int r = 0; r < R; ++r)
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) store(p + r * kSplitKeys + v * W, sums[r][v]);
+}
+
+template <bool IsBf16, int V, int Most = kTileRows>
+void score_rows(const AttentionBlock& block, const SplitSource& source, int64_t row,
+                int64_t vector, Ahead& ahead) {
+  if constexpr (Most > 0) {
+    for (; block.rows() - row >= Most; row += Most)
+      score_tile<IsBf16, Most, V>(block, source, row, vector, ahead);
+    if (row < block.rows())
+      score_rows<IsBf16, V, Most - 1>(block, source, row, vector, ahead);
+  }
+}
+
+template <bool IsBf16>
+void score(const AttentionBlock& block, const SplitSource& source, Range range, Ahead& ahead) {
+  const int64_t end = ceil_div(range.end, W);
+  for (int64_t vector = range.begin / W; vector < end;) {
+    const int64_t left = end - vector;
+    const int64_t vectors = left >= kTileVectors ? kTileVectors : left >= 2 ? 2 : 1;
+    if (!source.is_copy) {
+      const int64_t piece = ceil_div(vector + vectors, kPieceVectors);
+      if (piece < source.end_piece())
+        ahead.keys_of(source, block.head_size, piece,
+                      std::min(source.end_piece(), piece + kChunkPieces));
+      else
+        ahead.values_of(source, source.first_piece(),
+                        std::min(source.end_piece(), source.first_piece() + kChunkPieces));
+    }
+    if (vectors == kTileVectors) score_rows<IsBf16, kTileVectors>(block, source, 0, vector, ahead);
+    else if (vectors == 2) score_rows<IsBf16, 2>(block, source, 0, vector, ahead);
+    else score_rows<IsBf16, 1>(block, source, 0, vector, ahead);
+    vector += vectors;
+  }
+}
+
+// ---- softmax ----
+
+// Hides the keys of a vector that a row does not see.
+KV_INLINE F hide(F score, int64_t vector, Range range) {
+  I lane;
+  for (int i = 0; i < W; ++i) lane[i] = i;
+  lane = lane + set1(int32_t(vector * W));
+  const I seen = (lane >= set1(int32_t(range.begin))) & (lane < set1(int32_t(range.end)));
+  return seen ? score : set1(kMinusInfinity);
+}
+
+// Turns a row's scores into weights.
+void weigh_row(float* p, Range range, float& row_max, float& row_sum) {
+  const int64_t first = range.begin / W, last = (range.end - 1) / W;
+  store(p + first * W, hide(load(p + first * W), first, range));
+  store(p + last * W, hide(load(p + last * W), last, range));
+  F largest = load(p + first * W);
+  for (int64_t v = first + 1; v <= last; ++v) largest = max(largest, load(p + v * W));
+  row_max = reduce_max(largest);
+  const F shift = set1(row_max);
+  F total = {};
+  for (int64_t v = first; v <= last; ++v) {
+    const F weight = exp2_of_negative(load(p + v * W) - shift);
+    store(p + v * W, weight);
+    total = total + weight;
+  }
+  row_sum = reduce_add(total);
+}
+
+void weigh(const AttentionBlock& block) {
+  for (int64_t row = 0; row < block.rows(); ++row) {
+    const Range range = block.range_of(row / block.group);
+    block.max[row] = kMinusInfinity;
+    block.sum[row] = 0.0f;
+    if (!range.empty())
+      weigh_row(block.p + row * kSplitKeys, range, block.max[row], block.sum[row]);
+  }
+}
+
+// ---- values ----
+
+// o[row] += sum over the keys of p[row][key] value[key], for V vectors of dimensions from d on.
+template <bool IsBf16, int R, int V>
+void add_tile(const AttentionBlock& block, const SplitSource& source, int64_t row, Range keys,
+              int64_t d, Ahead& shared_ahead) {
+  constexpr int64_t element = IsBf16 ? 2 : 4;
+  Ahead ahead = shared_ahead;
+  const int64_t width = block.width(), value_bytes = source.value_bytes;
+  float* o = block.o + row * width + d;
+  const float* p = block.p + row * kSplitKeys;
+  F sums[R][V];
+  KV_UNROLL
+  for (int r = 0; r < R; ++r)
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) sums[r][v] = load(o + r * width + v * W);
+  for (int64_t j = keys.begin; j < keys.end;) {
+    const int64_t piece = j / kPieceKeys, end = std::min(keys.end, (piece + 1) * kPieceKeys);
+    const char* at = source.values[piece] + j % kPieceKeys * value_bytes + d * element;
+    for (; j < end; ++j, at += value_bytes) {
+      F values[V];
+      KV_UNROLL
+      for (int v = 0; v < V; ++v) values[v] = load_element<IsBf16>(at + v * W * element);
+      KV_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const F x = set1(p[r * kSplitKeys + j]);
+        KV_UNROLL
+        for (int v = 0; v < V; ++v) sums[r][v] = fma(values[v], x, sums[r][v]);
+      }
+      ahead.step();
+    }
+  }
+  shared_ahead = ahead;
+  KV_UNROLL
+  for (int r = 0; r < R; ++r)
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) store(o + r * width + v * W, sums[r][v]);
+}
+
+template <bool IsBf16, int Most = kTileRows>
+void add_rows(const AttentionBlock& block, const SplitSource& source, int64_t row, int64_t end,
+              Range keys, Ahead& ahead) {
+  if constexpr (Most > 0) {
+    for (; end - row >= Most; row += Most) {
+      int64_t d = 0;
+      for (; d + kTileVectors * W <= block.width(); d += kTileVectors * W)
+        add_tile<IsBf16, Most, kTileVectors>(block, source, row, keys, d, ahead);
+      for (; d < block.width(); d += W)
+        add_tile<IsBf16, Most, 1>(block, source, row, keys, d, ahead);
+    }
+    if (row < end) add_rows<IsBf16, Most - 1>(block, source, row, end, keys, ahead);
+  }
+}
+
+// The keys that one token sees and others do not.
+template <bool IsBf16>
+void add_of_token(const AttentionBlock& block, const SplitSource& source, int64_t token,
+                  Range keys, Ahead& ahead) {
+  if (!keys.empty())
+    add_rows<IsBf16>(block, source, token * block.group, (token + 1) * block.group, keys, ahead);
+}
+
+// Only what a row sees is ever multiplied: zero times the NaN of another request is NaN.
+template <bool IsBf16>
+void add_values(const AttentionBlock& block, const SplitSource& source, const SplitSource* next,
+                Ahead& ahead) {
+  std::fill(block.o, block.o + block.rows() * block.width(), 0.0f);
+  Range common{block.range_of(block.tokens - 1).begin, block.range_of(0).end};
+  if (common.empty()) common = {kSplitKeys, kSplitKeys};
+  for (int64_t token = 0; token < block.tokens; ++token) {
+    const Range range = block.range_of(token);
+    add_of_token<IsBf16>(block, source, token,
+                         {range.begin, std::min(range.end, common.begin)}, ahead);
+  }
+  for (int64_t begin = common.begin; begin < common.end;) {
+    const int64_t end = std::min(common.end, (begin / kValueTileKeys + 1) * kValueTileKeys);
+    if (!source.is_copy) {
+      const int64_t piece = ceil_div(end, kPieceKeys);
+      if (piece < source.end_piece())
+        ahead.values_of(source, piece, std::min(source.end_piece(), piece + kChunkPieces));
+      else if (next)
+        ahead.keys_of(*next, block.head_size, next->first_piece(),
+                      std::min(next->end_piece(), next->first_piece() + kChunkPieces));
+    }
+    add_rows<IsBf16>(block, source, 0, block.rows(), {begin, end}, ahead);
+    begin = end;
+  }
+  for (int64_t token = 0; token < block.tokens; ++token) {
+    const Range range = block.range_of(token);
+    add_of_token<IsBf16>(block, source, token, {std::max(range.begin, common.end), range.end},
+                         ahead);
+  }
+}
+
+template <bool IsBf16>
+void attend_as(const AttentionBlock& block, const SplitSource& source, const SplitSource* next) {
+  Ahead ahead;
+  if (source.is_copy && next)
+    ahead.keys_of(*next, block.head_size, next->first_piece(), next->end_piece());
+  const Range range{block.range_of(0).begin, block.range_of(block.tokens - 1).end};
+  if (!range.empty()) score<IsBf16>(block, source, range, ahead);
+  weigh(block);
+  if (source.is_copy && next) ahead.values_of(*next, next->first_piece(), next->end_piece());
+  add_values<IsBf16>(block, source, next, ahead);
+}
+
+}  // namespace
+
+int64_t rows_of_a_pass() { return kTileRows; }
+
+void attend(const AttentionBlock& block, const SplitSource& source, const SplitSource* next) {
+  if (source.is_bf16) attend_as<true>(block, source, next);
+  else attend_as<false>(block, source, next);
+}
+
+MergeFactors merge_factors(F old_max, F new_max) {
+  // The floor keeps rows that saw nothing yet from -inf - -inf.
+  const F largest = max(max(old_max, new_max), set1(-3.0e38f));
+  return {largest, exp2_of_negative(old_max - largest), exp2_of_negative(new_max - largest)};
+}
+
+}  // namespace kvserve
