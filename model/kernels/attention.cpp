@@ -17,8 +17,6 @@ constexpr float kLog2E = 1.44269504f;
 constexpr int64_t kBlockRows = 24;  // their weights stay in the first cache
 constexpr int64_t kPiecesPerThread = 8;
 
-int64_t padded(int64_t n) { return ceil_div(n, 16) * 16; }
-
 int64_t tokens_per_block(int64_t group) { return std::max<int64_t>(1, kBlockRows / group); }
 
 // One item's memory.  Rows are (token, head of the group), token first.
@@ -149,7 +147,7 @@ class ItemRun {
                                  item_.position + token - split * kSplitKeys, window_,
                                  state.q + token * group_ * width_, state.p, state.o, state.max,
                                  state.sum};
-      attend(block, copies ? copy : source, token == 0 || !copies ? next : nullptr);
+      attend(block, copies ? copy : source, next);
       finish_block(state, block, token * group_);
     }
   }
@@ -196,7 +194,8 @@ void run_merge(const AttentionCall& call, const MergeItem& item, int64_t head,
 }  // namespace
 
 float* AttentionScratch::Memory::floats() {
-  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory_.data()) + 63) & ~uintptr_t{63});
+  const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+  return reinterpret_cast<float*>((address + 63) & ~uintptr_t{63});
 }
 
 void AttentionScratch::Memory::reserve(int64_t floats) {

@@ -1,7 +1,7 @@
 // Causal attention over the paged cache, for one flat ragged batch.
 //
 // Responsible for: carrying out a plan (attention_plan.h) split by split (attention_block.h), and
-// merging the splits.  Chunking, company, block placement and thread count leave every bit as it is.
+// merging the splits.  Chunking, company, block placement and threads leave every bit as it is.
 //
 // An item serves all query heads of one key/value head: keys and values are read once per group.
 #pragma once

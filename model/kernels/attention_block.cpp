@@ -10,6 +10,8 @@
 namespace kvserve {
 namespace {
 
+// IsBf16: straight from the cache, so that memory is asked ahead.  Floats are a copy at hand.
+
 // A tile's rows and vectors; its sums fill the registers.
 #if defined(KVSERVE_AVX512)
 constexpr int kTileRows = 6, kTileVectors = 4;
@@ -19,13 +21,7 @@ constexpr int kTileRows = 6, kTileVectors = 2;
 constexpr int kTileRows = 4, kTileVectors = 2;
 #endif
 constexpr int64_t kPieceVectors = kPieceKeys / W;
-constexpr int64_t kValueTileKeys = 64;  // their values stay in the first cache for all rows
-
-template <bool IsBf16>
-KV_INLINE F load_element(const char* at) {
-  if (IsBf16) return load_bf16(reinterpret_cast<const uint16_t*>(at));
-  return load(reinterpret_cast<const float*>(at));
-}
+constexpr int64_t kValueTileKeys = 128;  // their values stay in the first cache for all rows
 
 // ---- scores ----
 
@@ -53,7 +49,7 @@ void score_tile(const AttentionBlock& block, const SplitSource& source, int64_t 
       KV_UNROLL
       for (int v = 0; v < V; ++v) sums[r][v] = fma(keys[v], x, sums[r][v]);
     }
-    ahead.step();
+    if (IsBf16) ahead.step();
   }
   shared_ahead = ahead;
   float* p = block.p + row * kSplitKeys + vector * W;
@@ -80,7 +76,7 @@ void score(const AttentionBlock& block, const SplitSource& source, Range range, 
   for (int64_t vector = range.begin / W; vector < end;) {
     const int64_t left = end - vector;
     const int64_t vectors = left >= kTileVectors ? kTileVectors : left >= 2 ? 2 : 1;
-    if (!source.is_copy) {
+    if (IsBf16) {
       const int64_t piece = ceil_div(vector + vectors, kPieceVectors);
       if (piece < source.end_piece())
         ahead.keys_of(source, block.head_size, piece,
@@ -107,31 +103,40 @@ KV_INLINE F hide(F score, int64_t vector, Range range) {
   return seen ? score : set1(kMinusInfinity);
 }
 
-// Turns a row's scores into weights.
-void weigh_row(float* p, Range range, float& row_max, float& row_sum) {
+// The largest score that a row sees, the others hidden.
+float find_largest(float* p, Range range) {
   const int64_t first = range.begin / W, last = (range.end - 1) / W;
-  store(p + first * W, hide(load(p + first * W), first, range));
-  store(p + last * W, hide(load(p + last * W), last, range));
-  F largest = load(p + first * W);
-  for (int64_t v = first + 1; v <= last; ++v) largest = max(largest, load(p + v * W));
-  row_max = reduce_max(largest);
-  const F shift = set1(row_max);
+  const F at_first = hide(load(p + first * W), first, range);
+  const F at_last = hide(load(p + last * W), last, range);
+  F largest = max(at_first, at_last);
+  for (int64_t v = first + 1; v < last; ++v) largest = max(largest, load(p + v * W));
+  store(p + first * W, at_first);
+  store(p + last * W, at_last);  // where both are one, they are the same
+  return reduce_max(largest);
+}
+
+// Turns a row's scores into weights and returns their sum.
+float weigh_row(float* p, Range range, float largest) {
   F total = {};
-  for (int64_t v = first; v <= last; ++v) {
-    const F weight = exp2_of_negative(load(p + v * W) - shift);
+  for (int64_t v = range.begin / W; v <= (range.end - 1) / W; ++v) {
+    const F weight = exp2_of_negative(load(p + v * W) - set1(largest));
     store(p + v * W, weight);
     total = total + weight;
   }
-  row_sum = reduce_add(total);
+  return reduce_add(total);
 }
 
+// All maxima before all weights: a row's maximum is a chain of waits that others can fill.
 void weigh(const AttentionBlock& block) {
   for (int64_t row = 0; row < block.rows(); ++row) {
     const Range range = block.range_of(row / block.group);
-    block.max[row] = kMinusInfinity;
-    block.sum[row] = 0.0f;
-    if (!range.empty())
-      weigh_row(block.p + row * kSplitKeys, range, block.max[row], block.sum[row]);
+    block.max[row] =
+        range.empty() ? kMinusInfinity : find_largest(block.p + row * kSplitKeys, range);
+  }
+  for (int64_t row = 0; row < block.rows(); ++row) {
+    const Range range = block.range_of(row / block.group);
+    block.sum[row] =
+        range.empty() ? 0.0f : weigh_row(block.p + row * kSplitKeys, range, block.max[row]);
   }
 }
 
@@ -164,7 +169,7 @@ void add_tile(const AttentionBlock& block, const SplitSource& source, int64_t ro
         KV_UNROLL
         for (int v = 0; v < V; ++v) sums[r][v] = fma(values[v], x, sums[r][v]);
       }
-      ahead.step();
+      if (IsBf16) ahead.step();
     }
   }
   shared_ahead = ahead;
@@ -211,7 +216,7 @@ void add_values(const AttentionBlock& block, const SplitSource& source, const Sp
   }
   for (int64_t begin = common.begin; begin < common.end;) {
     const int64_t end = std::min(common.end, (begin / kValueTileKeys + 1) * kValueTileKeys);
-    if (!source.is_copy) {
+    if (IsBf16) {
       const int64_t piece = ceil_div(end, kPieceKeys);
       if (piece < source.end_piece())
         ahead.values_of(source, piece, std::min(source.end_piece(), piece + kChunkPieces));
@@ -232,12 +237,9 @@ void add_values(const AttentionBlock& block, const SplitSource& source, const Sp
 template <bool IsBf16>
 void attend_as(const AttentionBlock& block, const SplitSource& source, const SplitSource* next) {
   Ahead ahead;
-  if (source.is_copy && next)
-    ahead.keys_of(*next, block.head_size, next->first_piece(), next->end_piece());
   const Range range{block.range_of(0).begin, block.range_of(block.tokens - 1).end};
   if (!range.empty()) score<IsBf16>(block, source, range, ahead);
   weigh(block);
-  if (source.is_copy && next) ahead.values_of(*next, next->first_piece(), next->end_piece());
   add_values<IsBf16>(block, source, next, ahead);
 }
 

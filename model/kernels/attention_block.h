@@ -26,15 +26,15 @@ struct AttentionBlock {
   float* sum;        // (rows): of the weights
 
   int64_t rows() const { return tokens * group; }
-  int64_t width() const { return ceil_div(head_size, 16) * 16; }
+  int64_t width() const { return padded(head_size); }
   Range range_of(int64_t token) const { return visible(position + token, window); }
 };
 
 // Most rows that one pass of scores takes: fewer gain little from a widened copy.
 int64_t rows_of_a_pass();
 
-// Meanwhile asks for what comes next: the pieces of `source` itself, if it is no copy, and then
-// those of `next` (may be null).
+// Reading bf16, it asks for what comes next meanwhile: the rest of `source`, then the beginning of
+// `next` (may be null).
 void attend(const AttentionBlock& block, const SplitSource& source, const SplitSource* next);
 
 // The factors that put two sums relative to their own maxima on their common one.

@@ -5,12 +5,6 @@ namespace kvserve {
 namespace {
 
 template <bool IsBf16>
-KV_INLINE F load_element(const char* at) {
-  if (IsBf16) return load_bf16(reinterpret_cast<const uint16_t*>(at));
-  return load(reinterpret_cast<const float*>(at));
-}
-
-template <bool IsBf16>
 KV_INLINE float element_at(const char* row, int64_t i) {
   if (IsBf16) return bf16_to_float(reinterpret_cast<const uint16_t*>(row)[i]);
   return reinterpret_cast<const float*>(row)[i];
@@ -33,12 +27,10 @@ void widen_values(const char* from, int64_t head_size, float* to, int64_t width)
   for (; d < width; ++d) to[d] = d < head_size ? element_at<IsBf16>(from, d) : 0.0f;
 }
 
-int64_t padded_width(int64_t head_size) { return ceil_div(head_size, 16) * 16; }
-
 template <bool IsBf16>
 void widen_all(const SplitSource& from, int64_t head_size, float* memory, SplitSource& to) {
   constexpr int64_t chunk_keys = kChunkPieces * kPieceKeys;
-  const int64_t width = padded_width(head_size);
+  const int64_t width = padded(head_size);
   to.key_bytes = chunk_keys * sizeof(float);
   to.value_bytes = width * sizeof(float);
   for (int64_t piece = from.first_piece(); piece < from.end_piece(); ++piece) {
@@ -62,7 +54,6 @@ SplitSource locate(const kv_cache_layer& cache, const int64_t* blocks, int64_t h
   SplitSource source;
   source.range = range;
   source.is_bf16 = cache.is_bf16;
-  source.is_copy = false;
   source.key_bytes = cache.block_size * source.element();
   source.value_bytes = cache.head_size * source.element();
   const int block_bits = __builtin_ctz(cache.block_size);
@@ -71,18 +62,19 @@ SplitSource locate(const kv_cache_layer& cache, const int64_t* blocks, int64_t h
     const int64_t offset = key & (cache.block_size - 1);
     const int64_t at = (blocks[key >> block_bits] * cache.kv_heads + head) * cache.block_size *
                        source.value_bytes;
-    source.keys[piece] = static_cast<const char*>(cache.keys) + at + offset * source.element();
-    source.values[piece] = static_cast<const char*>(cache.values) + at + offset * source.value_bytes;
+    source.keys[piece] =
+        static_cast<const char*>(cache.keys) + at + offset * source.element();
+    source.values[piece] =
+        static_cast<const char*>(cache.values) + at + offset * source.value_bytes;
   }
   return source;
 }
 
-int64_t widened_floats(int64_t head_size) { return 2 * kSplitKeys * padded_width(head_size); }
+int64_t widened_floats(int64_t head_size) { return 2 * kSplitKeys * padded(head_size); }
 
 SplitSource widen(const SplitSource& from, int64_t head_size, float* memory) {
   SplitSource to = from;
   to.is_bf16 = false;
-  to.is_copy = true;
   if (from.is_bf16) widen_all<true>(from, head_size, memory, to);
   else widen_all<false>(from, head_size, memory, to);
   return to;

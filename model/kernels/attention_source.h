@@ -22,6 +22,15 @@ constexpr int64_t kPieceKeys = 16;
 constexpr int64_t kSplitPieces = kSplitKeys / kPieceKeys;
 constexpr int64_t kChunkPieces = 4;  // scored, and asked for, together
 
+// Rows in float are as wide as whole vectors of any instruction set.
+KV_INLINE int64_t padded(int64_t n) { return ceil_div(n, 16) * 16; }
+
+template <bool IsBf16>
+KV_INLINE F load_element(const char* at) {
+  if (IsBf16) return load_bf16(reinterpret_cast<const uint16_t*>(at));
+  return load(reinterpret_cast<const float*>(at));
+}
+
 // Some of a split's keys, counted from its first.
 struct Range {
   int64_t begin, end;
@@ -36,7 +45,7 @@ KV_INLINE Range visible(int64_t position, int64_t window) {
 
 struct SplitSource {
   Range range;  // nothing outside it is read, except up to the next multiple of 16
-  bool is_bf16, is_copy;
+  bool is_bf16;
   int64_t key_bytes;    // from one dimension of a key to the next
   int64_t value_bytes;  // from one key's values to the next key's
   const char* keys[kSplitPieces];
