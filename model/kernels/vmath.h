@@ -2,7 +2,8 @@
 //
 // Responsible for: results that are the same bits for the same input in every lane, tail or body,
 // which a library's scalar and vector versions do not promise.  Within 2 ulp of the true value
-// (erf: within 2^-23 absolute and 4 ulp); tests hold them against float64.
+// (erf: within 2^-23 absolute and 4 ulp; exp2_of_negative says its own); tests hold them against
+// float64.
 #pragma once
 
 #include "simd.h"
