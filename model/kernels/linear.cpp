@@ -2,6 +2,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -35,7 +36,7 @@ struct Tile {
   const uint8_t* panel;  // the first of the tile
   int64_t row;           // likewise
   int64_t column;        // first output
-  const float* totals;   // scaled sums of the weights of each group (groups, outputs of the tile)
+  const uint8_t* prepared;  // the panels as Prepared lays them out, or null
 };
 
 template <int R, int V>
@@ -104,9 +105,17 @@ void float_tile(const Tile& t) {
   finish(t, sums);
 }
 
-KV_INLINE int32_t load_quad(const int8_t* x) {
+// ---- quantised weights ----
+//
+// With w = scale_w (q_w - excess) [+ min_w] and x = scale_x (q_x - zero), a group's sum is
+//
+//   scale_w scale_x D + min_w sum(x),   D = sum(q_w q_x) - zero totals - excess sum(q_x)
+//
+// where `totals` is the sum of the weights as signed numbers.  D is a whole number.
+
+KV_INLINE int32_t load_quad(const void* at) {
   int32_t quad;
-  std::memcpy(&quad, x, 4);
+  std::memcpy(&quad, at, 4);
   return quad;
 }
 
@@ -116,140 +125,145 @@ constexpr int32_t excess() {
   return Format == KV_INT8 ? kExcess8 : Format == KV_INT4 ? 8 : 0;
 }
 
-// What the integer sums start from, so that they end as the sum over signed weights.
+// A group's totals beside its excess, to meet minus_zero and minus_sum.
 template <int Format>
-KV_INLINE I first_sum(int32_t minus_sum) {
-  return set1(minus_sum) * excess<Format>();
+KV_INLINE I correction_of(I totals) {
+  return (totals & set1(int32_t(0xffff))) | set1(excess<Format>() << 16);
 }
-// Likewise the sums of a group's weights.
+
+// Panels laid out for many rows, which then share the work: 4-bit weights widened to bytes, scales
+// to floats, and the totals.  Per group and vector of outputs, one after the other:
 template <int Format>
-KV_INLINE I first_total() {
-  return set1(-kGroup * excess<Format>());
+struct Prepared {
+  static constexpr bool affine = Format == KV_INT4_AFFINE;
+  static constexpr int64_t values = Format == KV_INT8 ? 0 : 8 * W * 4;  // int8: left in the panel
+  static constexpr int64_t correction = values, scale = correction + W * 4, min = scale + W * 4;
+  static constexpr int64_t bytes = min + (affine ? W * 4 : 0);
+};
+
+// dot += one line of weights (16 outputs x 4 inputs, or x 8 if Format has 4 bits) times ones.
+template <int Format>
+KV_INLINE I add_totals(I totals, I w) {
+  const I ones = set1(int32_t(0x01010101)), mask = set1(int32_t(0x0f0f0f0f));
+  if (Format == KV_INT8) return dot4_u8(totals, w, ones);
+  return dot4_u4(dot4_u4(totals, w & mask, ones), (w >> 4) & mask, ones);
 }
+
+template <int Format>
+constexpr int kLines = Format == KV_INT8 ? 8 : 4;
 
 // The 64 bytes of vector v, one of several neighbouring panels'.
 KV_INLINE I weight_bytes(const uint8_t* values, int64_t panel_bytes, int v) {
   return load_as<I>(values + v / kVectors * panel_bytes + v % kVectors * W * 4);
 }
 
-// totals += the weights of a group, for each output.
-template <int Format, int V>
-KV_INLINE void group_totals(const uint8_t* values, int64_t panel_bytes, I (&totals)[V]) {
-  const I ones = set1(int32_t(0x01010101)), mask = set1(int32_t(0x0f0f0f0f));
-  KV_UNROLL
-  for (int line = 0; line < (Format == KV_INT8 ? 8 : 4); ++line) {
+// The scales of group g for vector v of neighbouring panels; minima stand kPanel further.
+template <int Format>
+KV_INLINE const uint16_t* scales_of(const uint8_t* panel, int64_t panel_bytes, int64_t g, int v) {
+  constexpr int64_t per_group = kPanel * (Format == KV_INT4_AFFINE ? 2 : 1);
+  return reinterpret_cast<const uint16_t*>(panel + v / kVectors * panel_bytes) + g * per_group +
+         v % kVectors * W;
+}
+
+template <int Format, int P>
+void prepare(const Layout& layout, const uint8_t* panel, uint8_t* out) {
+  using To = Prepared<Format>;
+  const I mask = set1(int32_t(0x0f0f0f0f));
+  for (int64_t g = 0; g < layout.groups; ++g) {
     KV_UNROLL
-    for (int v = 0; v < V; ++v) {
-      const I w = weight_bytes(values + line * 64, panel_bytes, v);
-      if (Format == KV_INT8)
-        totals[v] = dot4_u8(totals[v], w, ones);
-      else
-        totals[v] = dot4_u4(dot4_u4(totals[v], w & mask, ones), (w >> 4) & mask, ones);
+    for (int v = 0; v < P * kVectors; ++v, out += To::bytes) {
+      const uint8_t* values = panel + layout.scale_bytes + g * layout.group_bytes;
+      I totals = set1(-kGroup * excess<Format>());
+      KV_UNROLL
+      for (int line = 0; line < kLines<Format>; ++line) {
+        const I w = weight_bytes(values + line * 64, layout.panel_bytes, v);
+        totals = add_totals<Format>(totals, w);
+        if (Format == KV_INT8) continue;
+        store_as(out + 2 * line * W * 4, w & mask);
+        store_as(out + (2 * line + 1) * W * 4, (w >> 4) & mask);
+      }
+      store_as(out + To::correction, correction_of<Format>(totals));
+      const uint16_t* s = scales_of<Format>(panel, layout.panel_bytes, g, v);
+      store_as(out + To::scale, load_half(s));
+      if (To::affine) store_as(out + To::min, load_half(s + kPanel));
     }
   }
 }
 
-// dots += the products of a group's activations with the weights, for each row and output.
-template <int Format, int R, int V>
+// dots += the products of a group's activations with the weights, for each row and output; from
+// packed weights also the totals on the way.
+template <int Format, bool IsPrepared, int R, int V>
 KV_INLINE void group_dots(const uint8_t* values, int64_t panel_bytes,
-                          const QuantisedGroup* const (&x)[R], I (&dots)[R][V]) {
+                          const QuantisedGroup* const (&x)[R], I (&dots)[R][V], I (&totals)[V]) {
   const I mask = set1(int32_t(0x0f0f0f0f));
+  constexpr bool wide = Format == KV_INT8 || IsPrepared;  // a byte for each weight
   KV_UNROLL
-  for (int line = 0; line < (Format == KV_INT8 ? 8 : 4); ++line) {
+  for (int line = 0; line < (wide ? 8 : 4); ++line) {
     I low[V], high[V];
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
-      const I w = weight_bytes(values + line * 64, panel_bytes, v);
-      low[v] = Format == KV_INT8 ? w : w & mask;
+      const I w = Format != KV_INT8 && IsPrepared
+                      ? load_as<I>(values + v * Prepared<Format>::bytes + line * W * 4)
+                      : weight_bytes(values + line * 64, panel_bytes, v);
+      if (!IsPrepared) totals[v] = add_totals<Format>(totals[v], w);
+      low[v] = wide ? w : w & mask;
       high[v] = (w >> 4) & mask;
     }
     KV_UNROLL
     for (int r = 0; r < R; ++r) {
-      if (Format == KV_INT8) {
-        const I x4 = set1(load_quad(x[r]->values + line * 4));
-        KV_UNROLL
-        for (int v = 0; v < V; ++v) dots[r][v] = dot4_u8(dots[r][v], low[v], x4);
-      } else {
-        const I x_low = set1(load_quad(x[r]->values + line * 8));
-        const I x_high = set1(load_quad(x[r]->values + line * 8 + 4));
-        KV_UNROLL
-        for (int v = 0; v < V; ++v)
-          dots[r][v] = dot4_u4(dot4_u4(dots[r][v], low[v], x_low), high[v], x_high);
-      }
+      const I x_low = set1(load_quad(x[r]->values + line * (wide ? 4 : 8)));
+      KV_UNROLL
+      for (int v = 0; v < V; ++v)
+        dots[r][v] = Format == KV_INT8 ? dot4_u8(dots[r][v], low[v], x_low)
+                                       : dot4_u4(dots[r][v], low[v], x_low);
+      if (wide) continue;
+      const I x_high = set1(load_quad(x[r]->values + line * 8 + 4));
+      KV_UNROLL
+      for (int v = 0; v < V; ++v) dots[r][v] = dot4_u4(dots[r][v], high[v], x_high);
     }
   }
 }
 
-// The sums of a group's weights times their scale, for one vector of outputs.
-KV_INLINE F scaled_total(I total, const uint16_t* scales) {
-  return to_float(total) * load_half(scales);
-}
-
-// Fills Tile::totals.  Many rows share them; few rows compute them on the way instead, so that the
-// weights pass by only once.
-template <int Format, int P>
-void compute_totals(const Layout& layout, const uint8_t* panel, float* totals) {
-  constexpr int V = P * kVectors;
-  const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel);
-  for (int64_t g = 0; g < layout.groups; ++g, totals += V * W) {
-    I sums[V];
-    KV_UNROLL
-    for (int v = 0; v < V; ++v) sums[v] = first_total<Format>();
-    group_totals<Format, V>(panel + layout.scale_bytes + g * layout.group_bytes,
-                            layout.panel_bytes, sums);
-    KV_UNROLL
-    for (int v = 0; v < V; ++v)
-      store(totals + v * W, scaled_total(sums[v], scales + v / kVectors * (layout.panel_bytes / 2) +
-                                                      v % kVectors * W));
-    scales += kPanel * (Format == KV_INT4_AFFINE ? 2 : 1);
-  }
-}
-
-// The sum over a group is scale_w scale_x (dots - zero totals) + min_w scaled_sum.
-template <int Format, int R, int P, bool KnowsTotals>
+// Few rows read the packed panels, so that the weights pass by only once; many read prepared ones.
+template <int Format, int R, int P, bool IsPrepared>
 void quantised_tile(const Tile& t) {
   constexpr int V = P * kVectors;
-  constexpr bool affine = Format == KV_INT4_AFFINE;
+  using From = Prepared<Format>;
   const int64_t groups = t.job->quantised->groups, panel_bytes = t.layout->panel_bytes;
-  constexpr int64_t group_bytes = kPanel * kGroup / (Format == KV_INT8 ? 1 : 2);
-  const uint16_t* weight_scales = reinterpret_cast<const uint16_t*>(t.panel);
-  const uint8_t* values = t.panel + t.layout->scale_bytes;
-  const float* known_totals = t.totals;
+  const uint8_t* values = IsPrepared && Format != KV_INT8 ? t.prepared
+                                                          : t.panel + t.layout->scale_bytes;
+  constexpr int64_t group_bytes = IsPrepared && Format != KV_INT8
+                                      ? V * From::bytes
+                                      : kPanel * kGroup / (Format == KV_INT8 ? 1 : 2);
+  const uint8_t* prepared = t.prepared;
   const QuantisedGroup* x[R];
   KV_UNROLL
   for (int r = 0; r < R; ++r) x[r] = t.job->quantised->data + (t.row + r) * groups;
   F sums[R][V] = {};
   for (int64_t g = 0; g < groups; ++g) {
-    I dots[R][V];
+    I dots[R][V] = {}, totals[V];
     KV_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const I start = first_sum<Format>(x[r]->minus_sum);
-      KV_UNROLL
-      for (int v = 0; v < V; ++v) dots[r][v] = start;
-    }
-    group_dots<Format, R, V>(values, panel_bytes, x, dots);
-    I totals[V];
-    KV_UNROLL
-    for (int v = 0; v < V; ++v) totals[v] = first_total<Format>();
-    if (!KnowsTotals) group_totals<Format, V>(values, panel_bytes, totals);
+    for (int v = 0; v < V; ++v) totals[v] = set1(-kGroup * excess<Format>());
+    group_dots<Format, IsPrepared, R, V>(values, panel_bytes, x, dots, totals);
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
-      const uint16_t* s = weight_scales + v / kVectors * (panel_bytes / 2) + v % kVectors * W;
-      const F scale = load_half(s);
-      const F total = KnowsTotals ? load(known_totals + v * W) : scaled_total(totals[v], s);
+      const uint16_t* s = scales_of<Format>(t.panel, panel_bytes, g, v);
+      const uint8_t* p = prepared + v * From::bytes;
+      const I correction = IsPrepared ? load_as<I>(p + From::correction)
+                                      : correction_of<Format>(totals[v]);
+      const F scale = IsPrepared ? load_as<F>(p + From::scale) : load_half(s);
       F min = {};
-      if (affine) min = load_half(s + kPanel);
+      if (From::affine) min = IsPrepared ? load_as<F>(p + From::min) : load_half(s + kPanel);
       KV_UNROLL
       for (int r = 0; r < R; ++r) {
-        F sum = fma(to_float(dots[r][v]) * scale, set1(x[r]->scale), sums[r][v]);
-        sum = fma(total, set1(x[r]->minus_scaled_zero), sum);
-        if (affine) sum = fma(min, set1(x[r]->scaled_sum), sum);
+        const I d = dot2_s16(dots[r][v], correction, set1(load_quad(&x[r]->minus_zero)));
+        F sum = fma(to_float(d) * scale, set1(x[r]->scale), sums[r][v]);
+        if (From::affine) sum = fma(min, set1(x[r]->scaled_sum), sum);
         sums[r][v] = sum;
       }
     }
     values += group_bytes;
-    weight_scales += kPanel * (affine ? 2 : 1);
-    known_totals += V * W;
+    prepared += V * From::bytes;
     KV_UNROLL
     for (int r = 0; r < R; ++r) ++x[r];
   }
@@ -257,17 +271,17 @@ void quantised_tile(const Tile& t) {
 }
 
 using TileFunction = void (*)(const Tile&);
-using TotalsFunction = void (*)(const Layout&, const uint8_t* panel, float* totals);
+using PrepareFunction = void (*)(const Layout&, const uint8_t* panel, uint8_t* out);
 
-template <int Format, int R, int P, bool KnowsTotals>
+template <int Format, int R, int P, bool IsPrepared>
 constexpr TileFunction tile_function() {
   if constexpr (Format == KV_F32 || Format == KV_BF16) return float_tile<Format, R, P>;
-  else return quantised_tile<Format, R, P, KnowsTotals>;
+  else return quantised_tile<Format, R, P, IsPrepared>;
 }
 
-template <int Format, int P, bool KnowsTotals, int... Index>
+template <int Format, int P, bool IsPrepared, int... Index>
 TileFunction pick(int rows, std::integer_sequence<int, Index...>) {
-  static constexpr TileFunction table[] = {tile_function<Format, Index + 1, P, KnowsTotals>()...};
+  static constexpr TileFunction table[] = {tile_function<Format, Index + 1, P, IsPrepared>()...};
   return table[rows - 1];
 }
 
@@ -275,16 +289,19 @@ struct TileRange {
   int height;
   int panels;
   TileFunction (*of)(int rows);
-  TotalsFunction totals;  // null: the tile needs none
+  PrepareFunction prepare;  // null: the tile needs none
+  int64_t prepared_bytes;   // of a group
 };
 
-template <int Format, int R, int P, bool KnowsTotals>
+template <int Format, int R, int P, bool IsPrepared>
 constexpr TileRange tile_range() {
   constexpr auto of = [](int rows) {
-    return pick<Format, P, KnowsTotals>(rows, std::make_integer_sequence<int, R>());
+    return pick<Format, P, IsPrepared>(rows, std::make_integer_sequence<int, R>());
   };
-  if constexpr (KnowsTotals) return {R, P, of, compute_totals<Format, P>};
-  else return {R, P, of, nullptr};
+  if constexpr (IsPrepared)
+    return {R, P, of, prepare<Format, P>, P * kVectors * Prepared<Format>::bytes};
+  else
+    return {R, P, of, nullptr, 0};
 }
 
 // The wide ones are for few rows.  A tile needs as many panels as it is wide.
@@ -309,12 +326,16 @@ constexpr FormatTiles kTiles[] = {float_tiles<KV_F32>(), float_tiles<KV_BF16>(),
                                   quantised_tiles<KV_INT8>(), quantised_tiles<KV_INT4>(),
                                   quantised_tiles<KV_INT4_AFFINE>()};
 
+uint8_t* aligned(uint8_t* at) {
+  return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(at) + 63) & ~uintptr_t{63});
+}
+
 // One piece: some neighbouring panels of one job, for one block of rows.
 void run_piece(const LinearJob& job, const Layout& layout, int64_t panel, int64_t panels_end,
                int64_t row_begin, int64_t row_end) {
   const FormatTiles& tiles = kTiles[job.matrix->format];
   const int64_t rows = row_end - row_begin;
-  thread_local std::vector<float> totals;  // scratch
+  thread_local std::vector<uint8_t> prepared;  // scratch
   while (panel < panels_end) {
     const int64_t left = panels_end - panel;
     const bool few_rows = rows <= tiles.wide.height;
@@ -323,11 +344,11 @@ void run_piece(const LinearJob& job, const Layout& layout, int64_t panel, int64_
                                                                    : tiles.narrow;
     const uint8_t* first =
         static_cast<const uint8_t*>(job.matrix->data) + panel * layout.panel_bytes;
-    if (range.totals) {
-      totals.resize(layout.groups * range.panels * kPanel);
-      range.totals(layout, first, totals.data());
+    if (range.prepare) {
+      prepared.resize(layout.groups * range.prepared_bytes + 64);
+      range.prepare(layout, first, aligned(prepared.data()));
     }
-    Tile tile{&job, &layout, first, row_begin, panel * kPanel, totals.data()};
+    Tile tile{&job, &layout, first, row_begin, panel * kPanel, aligned(prepared.data())};
     for (int64_t count = ceil_div(rows, range.height); count > 0; --count) {
       const int height = static_cast<int>(ceil_div(row_end - tile.row, count));
       range.of(height)(tile);
@@ -408,11 +429,13 @@ void QuantisedRows::quantise_row(int64_t row, const float* x, int64_t width) {
     float amax;
     std::memcpy(&amax, &bits, 4);
     const float least = -reduce_max(-low);
-    const float range = reduce_max(high) - least;
+    // Wide enough for the zero to fit 16 bits.
+    const float range = std::max(reduce_max(high) - least, amax * (1.0f / 120.0f));
     // What is not finite reaches the scale and so the output, instead of becoming some number.
     const float scale = range / 254.0f + 0.0f * amax;
-    const float steps = range < 1e-30f ? 0.0f : 254.0f / range;
-    const float zero = std::nearbyint(-127.0f - least * steps);
+    const bool is_usual = range >= 1e-30f && amax <= FLT_MAX;
+    const float steps = is_usual ? 254.0f / range : 0.0f;
+    const float zero = is_usual ? std::nearbyint(-127.0f - least * steps) : 0.0f;
     I sum = {};
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
@@ -422,10 +445,10 @@ void QuantisedRows::quantise_row(int64_t row, const float* x, int64_t width) {
       sum = sum + whole;
     }
     const int32_t total = reduce_add(sum);
+    group->minus_zero = static_cast<int16_t>(-zero);
+    group->minus_sum = static_cast<int16_t>(-total);
     group->scale = scale;
-    group->minus_sum = -total;
     group->scaled_sum = scale * (static_cast<float>(total) - zero * kGroup);
-    group->minus_scaled_zero = -scale * zero;
   }
 }
 

@@ -18,11 +18,11 @@ namespace kvserve {
 // needs to know of them, behind one pointer a row: a tile has no registers left for more.
 // The zero point halves the step of values that are all of one sign.
 struct QuantisedGroup {
-  int8_t values[kGroup];   // q in -127..127; zero beyond the end of the row
+  int8_t values[kGroup];  // q in -127..127; zero beyond the end of the row
+  int16_t minus_zero;     // both corrections of a dot product are whole numbers, so that one
+  int16_t minus_sum;      // integer operation makes them: minus the zero, and minus the sum of q
   float scale;
-  int32_t minus_sum;       // minus the sum of q
-  float scaled_sum;        // sum of x as rounded: for weights with minima
-  float minus_scaled_zero; // -scale * zero
+  float scaled_sum;       // sum of x as rounded: for weights with minima
 };
 
 // Rows of activations rounded once for all the matrices that read them.

@@ -50,6 +50,10 @@ KV_INLINE Vector load_as(const void* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
+template <class Vector>
+KV_INLINE void store_as(void* p, Vector v) {
+  std::memcpy(p, &v, sizeof v);
+}
 KV_INLINE F load(const float* p) { return load_as<F>(p); }
 KV_INLINE void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
 
@@ -294,6 +298,17 @@ KV_INLINE I dot4_u8(I sum, I w, I x4) {
   const S xe = (S)((S)x4 << 8) >> 8, xo = (S)x4 >> 8;
   const I pairs = (I)(S)(we * xe + wo * xo);
   return sum + ((I)(pairs << 16) >> 16) + (pairs >> 16);
+#endif
+}
+
+// sum + both products of the pairs of int16 in every lane.
+KV_INLINE I dot2_s16(I sum, I a, I b) {
+#if defined(KVSERVE_AVX512)
+  return (I)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(KVSERVE_AVX2)
+  return sum + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 
