@@ -155,7 +155,6 @@ SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "kv_pack_float": (_I32, (_P, _I32, _I32, _P, _I64, _I64, _P)),
     "kv_pack_gguf": (_I32, (_P, _I32, _P, _I64, _I64, _P)),
     "kv_gather_rows": (None, (_P, _MATRIX, _P, _I64, _F, _P)),
-    "kv_advise_huge_pages": (None, (_P, _I64)),
     "kv_linear": (None, (_P, _MATRIX, _P, _I64, _P, _I64, _I32)),
     "kv_rms_norm": (None, (_P, _P, _P, _I64, _I64, _F, _P)),
     "kv_layer_norm": (None, (_P, _P, _P, _P, _I64, _I64, _F, _P)),

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 from model.errors import ModelError
 from model.native_abi import ABI_VERSION, SIGNATURES
+from model.packed_memory import PackedMemory
 
 InstructionSet = Literal["avx512", "avx2", "portable"]
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
@@ -37,7 +38,7 @@ class NativeStatus:
 
 
 class NativeKernels:
-    """A loaded kernel library and its thread pool.
+    """A loaded kernel library, its thread pool, and the memory of what it packs.
 
     Args:
         instruction_set: Which library to load.
@@ -57,6 +58,7 @@ class NativeKernels:
         self.library = _load(instruction_set)
         self.instruction_set = instruction_set
         self.threads = threads
+        self.memory = PackedMemory()
         self.pool: int | None = self.library.kv_pool_create(self.threads)
 
     def __del__(self) -> None:

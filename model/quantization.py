@@ -180,8 +180,7 @@ class PackedLinear:
         cls, weight_format: WeightFormat, *, shape: tuple[int, int], kernels: NativeKernels
     ) -> PackedLinear:
         size = kernels.library.kv_packed_bytes(FORMATS.index(weight_format), *shape)
-        data = torch.empty(size, dtype=torch.uint8)
-        kernels.library.kv_advise_huge_pages(data.data_ptr(), size)
+        data = kernels.memory.take(size)
         return cls(data, weight_format=weight_format, shape=shape, kernels=kernels)
 
 

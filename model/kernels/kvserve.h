@@ -84,8 +84,6 @@ KV_EXPORT int32_t kv_pack_gguf(kv_pool* pool, int32_t gguf_type, const void* sou
 // out[i] = scale * W[rows[i]] as float32; an embedding, or the way back for tests.
 KV_EXPORT void kv_gather_rows(kv_pool* pool, const kv_matrix* matrix, const int64_t* rows,
                               int64_t count, float scale, float* out);
-// Asks the system for huge pages under [data, data + bytes); harmless where it cannot.
-KV_EXPORT void kv_advise_huge_pages(void* data, int64_t bytes);
 
 // ---- operations; all float32, row-major ----
 // out (rows, out_stride) = x (rows, in) W^T + bias; added to what is there if `accumulate`.

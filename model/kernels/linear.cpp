@@ -17,7 +17,7 @@ namespace {
 // Tile shapes: the accumulators must fit the registers.  Few rows take more panels at once, so
 // that enough independent sums are in flight to hide the latency of each.
 #if defined(KVSERVE_AVX512)
-constexpr int kQuantRows = 6, kQuantPanels = 2, kQuantWideRows = 3, kQuantWidePanels = 4;
+constexpr int kQuantRows = 4, kQuantPanels = 3, kQuantWideRows = 3, kQuantWidePanels = 4;
 constexpr int kFloatRows = 6, kFloatPanels = 4, kFloatWideRows = 6, kFloatWidePanels = 4;
 #elif defined(KVSERVE_AVX2)
 constexpr int kQuantRows = 3, kQuantPanels = 1, kQuantWideRows = 1, kQuantWidePanels = 2;
@@ -27,8 +27,18 @@ constexpr int kQuantRows = 2, kQuantPanels = 1, kQuantWideRows = 1, kQuantWidePa
 constexpr int kFloatRows = 3, kFloatPanels = 1, kFloatWideRows = 1, kFloatWidePanels = 1;
 #endif
 
-constexpr int64_t kPieceBytes = 32 * 1024;  // weights of one piece: microseconds, not more
+constexpr int64_t kPieceBytes = 20 * 1024;  // weights of one piece: microseconds, not more
 constexpr int64_t kRowBlock = 96;           // activations that stay in a core's cache
+
+// Weights that this thread will probably read next, asked for bit by bit while it computes.
+struct Ahead {
+  const uint8_t* at;
+  int64_t lines;  // of 64 bytes, at each step
+
+  KV_INLINE void step() {
+    for (int64_t i = 0; i < lines; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
 
 struct Tile {
   const LinearJob* job;
@@ -37,6 +47,7 @@ struct Tile {
   int64_t row;           // likewise
   int64_t column;        // first output
   const uint8_t* prepared;  // the panels as Prepared lays them out, or null
+  Ahead* ahead;
 };
 
 template <int R, int V>
@@ -243,25 +254,33 @@ void quantised_tile(const Tile& t) {
   for (int64_t g = 0; g < groups; ++g) {
     I dots[R][V] = {}, totals[V];
     KV_UNROLL
-    for (int v = 0; v < V; ++v) totals[v] = set1(-kGroup * excess<Format>());
+    for (int v = 0; v < V; ++v) {
+      totals[v] = set1(-kGroup * excess<Format>());
+      if (!IsPrepared) continue;
+      const I correction = load_as<I>(prepared + v * From::bytes + From::correction);
+      KV_UNROLL
+      for (int r = 0; r < R; ++r)
+        dots[r][v] = dot2_s16(correction, set1(load_quad(&x[r]->minus_zero)));
+    }
     group_dots<Format, IsPrepared, R, V>(values, panel_bytes, x, dots, totals);
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
       const uint16_t* s = scales_of<Format>(t.panel, panel_bytes, g, v);
       const uint8_t* p = prepared + v * From::bytes;
-      const I correction = IsPrepared ? load_as<I>(p + From::correction)
-                                      : correction_of<Format>(totals[v]);
       const F scale = IsPrepared ? load_as<F>(p + From::scale) : load_half(s);
       F min = {};
       if (From::affine) min = IsPrepared ? load_as<F>(p + From::min) : load_half(s + kPanel);
       KV_UNROLL
       for (int r = 0; r < R; ++r) {
-        const I d = dot2_s16(dots[r][v], correction, set1(load_quad(&x[r]->minus_zero)));
+        I d = dots[r][v];
+        if (!IsPrepared)
+          d = d + dot2_s16(correction_of<Format>(totals[v]), set1(load_quad(&x[r]->minus_zero)));
         F sum = fma(to_float(d) * scale, set1(x[r]->scale), sums[r][v]);
         if (From::affine) sum = fma(min, set1(x[r]->scaled_sum), sum);
         sums[r][v] = sum;
       }
     }
+    t.ahead->step();
     values += group_bytes;
     prepared += V * From::bytes;
     KV_UNROLL
@@ -330,27 +349,43 @@ uint8_t* aligned(uint8_t* at) {
   return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(at) + 63) & ~uintptr_t{63});
 }
 
-// One piece: some neighbouring panels of one job, for one block of rows.
-void run_piece(const LinearJob& job, const Layout& layout, int64_t panel, int64_t panels_end,
-               int64_t row_begin, int64_t row_end) {
-  const FormatTiles& tiles = kTiles[job.matrix->format];
-  const int64_t rows = row_end - row_begin;
+// Some neighbouring panels of one job, for one block of rows.
+struct Piece {
+  const LinearJob* job;
+  const Layout* layout;
+  int64_t panel, panels_end;
+  int64_t row_begin, row_end;
+
+  const uint8_t* data() const {
+    return static_cast<const uint8_t*>(job->matrix->data) + panel * layout->panel_bytes;
+  }
+  int64_t bytes() const { return (panels_end - panel) * layout->panel_bytes; }
+};
+
+void run_piece(const Piece& piece, const Piece& next) {
+  const FormatTiles& tiles = kTiles[piece.job->matrix->format];
+  const Layout& layout = *piece.layout;
+  const int64_t rows = piece.row_end - piece.row_begin;
+  const TileRange& best = rows <= tiles.wide.height ? tiles.wide : tiles.usual;
+  const int64_t steps = ceil_div(piece.panels_end - piece.panel, best.panels) *
+                        ceil_div(rows, best.height) * std::max<int64_t>(1, layout.groups);
+  // Few rows read as fast as memory gives, which the processor foresees by itself.
+  Ahead ahead{next.data(), best.prepare ? ceil_div(next.bytes(), 64 * steps) : 0};
   thread_local std::vector<uint8_t> prepared;  // scratch
-  while (panel < panels_end) {
-    const int64_t left = panels_end - panel;
-    const bool few_rows = rows <= tiles.wide.height;
-    const TileRange& range = few_rows && left >= tiles.wide.panels ? tiles.wide
-                             : left >= tiles.usual.panels          ? tiles.usual
-                                                                   : tiles.narrow;
-    const uint8_t* first =
-        static_cast<const uint8_t*>(job.matrix->data) + panel * layout.panel_bytes;
+  for (int64_t panel = piece.panel; panel < piece.panels_end;) {
+    const int64_t left = piece.panels_end - panel;
+    const TileRange& range = left >= best.panels            ? best
+                             : left >= tiles.usual.panels ? tiles.usual
+                                                          : tiles.narrow;
+    const uint8_t* first = piece.data() + (panel - piece.panel) * layout.panel_bytes;
     if (range.prepare) {
       prepared.resize(layout.groups * range.prepared_bytes + 64);
       range.prepare(layout, first, aligned(prepared.data()));
     }
-    Tile tile{&job, &layout, first, row_begin, panel * kPanel, aligned(prepared.data())};
+    Tile tile{piece.job, &layout, first, piece.row_begin, panel * kPanel,
+              aligned(prepared.data()), &ahead};
     for (int64_t count = ceil_div(rows, range.height); count > 0; --count) {
-      const int height = static_cast<int>(ceil_div(row_end - tile.row, count));
+      const int height = static_cast<int>(ceil_div(piece.row_end - tile.row, count));
       range.of(height)(tile);
       tile.row += height;
     }
@@ -358,46 +393,51 @@ void run_piece(const LinearJob& job, const Layout& layout, int64_t panel, int64_
   }
 }
 
-struct JobPieces {
-  Layout layout;
-  int64_t panels_per_piece;
-  int64_t panel_pieces;
-  int64_t first;  // piece number
-};
+// How the jobs of one phase are cut: each into blocks of panels, all into blocks of rows.
+class Cut {
+ public:
+  Cut(const LinearJob* jobs, int job_count, int64_t rows)
+      : jobs_(jobs), job_count_(job_count), rows_(rows) {
+    const int64_t blocks = ceil_div(rows, kRowBlock);
+    block_rows_ = ceil_div(ceil_div(rows, blocks), 12) * 12;
+    for (int j = 0; j < job_count; ++j) {
+      const kv_matrix& m = *jobs[j].matrix;
+      Layout& l = layouts_[j] = layout_of(m.format, m.out_features, m.in_features);
+      const FormatTiles& tiles = kTiles[m.format];
+      const int64_t unit = block_rows() <= tiles.wide.height ? tiles.wide.panels : tiles.usual.panels;
+      panels_[j] = std::max<int64_t>(1, kPieceBytes / (unit * std::max<int64_t>(1, l.panel_bytes))) * unit;
+      first_[j] = per_block_;
+      per_block_ += ceil_div(l.panels, panels_[j]);
+    }
+    count_ = per_block_ * ceil_div(rows, block_rows_);
+  }
+  int64_t count() const { return count_; }
+  Piece piece(int64_t index) const {
+    const int64_t row_begin = index / per_block_ * block_rows_, in_block = index % per_block_;
+    int j = job_count_ - 1;
+    while (first_[j] > in_block) --j;
+    const int64_t panel = (in_block - first_[j]) * panels_[j];
+    return {&jobs_[j], &layouts_[j], panel, std::min(layouts_[j].panels, panel + panels_[j]),
+            row_begin, std::min(rows_, row_begin + block_rows_)};
+  }
 
-JobPieces cut(const LinearJob& job, int64_t first) {
-  JobPieces cut;
-  cut.layout = layout_of(job.matrix->format, job.matrix->out_features, job.matrix->in_features);
-  cut.panels_per_piece =
-      std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(1, cut.layout.panel_bytes) / 4) * 4;
-  cut.panel_pieces = ceil_div(cut.layout.panels, cut.panels_per_piece);
-  cut.first = first;
-  return cut;
-}
+ private:
+  int64_t block_rows() const { return std::min(rows_, block_rows_); }
+
+  static constexpr int kMaxJobs = 8;
+  const LinearJob* jobs_;
+  int job_count_;
+  int64_t rows_, block_rows_, per_block_ = 0, count_;
+  Layout layouts_[kMaxJobs];
+  int64_t panels_[kMaxJobs], first_[kMaxJobs];  // of a piece; of the job's pieces
+};
 
 }  // namespace
 
 void run_linear(ThreadPool& pool, const LinearJob* jobs, int job_count, int64_t rows) {
-  constexpr int kMaxJobs = 8;
-  JobPieces pieces[kMaxJobs];
-  int64_t per_block = 0;
-  for (int j = 0; j < job_count; ++j) {
-    pieces[j] = cut(jobs[j], per_block);
-    per_block += pieces[j].panel_pieces;
-  }
-  const int64_t blocks = ceil_div(rows, kRowBlock);
-  const int64_t block_rows = ceil_div(ceil_div(rows, blocks), 12) * 12;
-  pool.run(blocks * per_block, [&](int64_t piece, int) {
-    const int64_t row_begin = piece / per_block * block_rows;
-    const int64_t row_end = std::min(rows, row_begin + block_rows);
-    if (row_begin >= row_end) return;
-    const int64_t in_block = piece % per_block;
-    int j = job_count - 1;
-    while (pieces[j].first > in_block) --j;
-    const int64_t panel = (in_block - pieces[j].first) * pieces[j].panels_per_piece;
-    run_piece(jobs[j], pieces[j].layout, panel,
-              std::min(pieces[j].layout.panels, panel + pieces[j].panels_per_piece), row_begin,
-              row_end);
+  const Cut cut(jobs, job_count, rows);
+  pool.run(cut.count(), [&](int64_t index, int) {
+    run_piece(cut.piece(index), cut.piece(std::min(index + pool.size(), cut.count() - 1)));
   });
 }
 

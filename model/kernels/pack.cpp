@@ -5,9 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "matrix.h"
 #include "pool_handle.h"
@@ -358,16 +355,4 @@ void kv_gather_rows(kv_pool* pool, const kv_matrix* matrix, const int64_t* rows,
   call->run(count, [&](int64_t i, int) {
     gather_one_row(*matrix, rows[i], scale, out + i * matrix->in_features);
   });
-}
-
-void kv_advise_huge_pages(void* data, int64_t bytes) {
-#if defined(__linux__)
-  const uintptr_t page = 4096;
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
-  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)data;
-  (void)bytes;
-#endif
 }

@@ -301,14 +301,14 @@ KV_INLINE I dot4_u8(I sum, I w, I x4) {
 #endif
 }
 
-// sum + both products of the pairs of int16 in every lane.
-KV_INLINE I dot2_s16(I sum, I a, I b) {
+// Both products of the pairs of int16 in every lane, added up.
+KV_INLINE I dot2_s16(I a, I b) {
 #if defined(KVSERVE_AVX512)
-  return (I)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+  return (I)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(KVSERVE_AVX2)
-  return sum + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
-  return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+  return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 
