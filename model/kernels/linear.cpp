@@ -29,6 +29,7 @@ constexpr int kFloatRows = 3, kFloatPanels = 1, kFloatWideRows = 1, kFloatWidePa
 
 constexpr int64_t kPieceBytes = 20 * 1024;  // weights of one piece: microseconds, not more
 constexpr int64_t kRowBlock = 96;           // activations that stay in a core's cache
+constexpr int64_t kMostPanels = kQuantPanels;  // of a tile that sums in parts
 
 // Weights that this thread will probably read next, asked for bit by bit while it computes.
 struct Ahead {
@@ -46,7 +47,9 @@ struct Tile {
   const uint8_t* panel;  // the first of the tile
   int64_t row;           // likewise
   int64_t column;        // first output
-  const uint8_t* prepared;  // the panels as Prepared lays them out, or null
+  int64_t group_begin, group_end;  // which part of the sums, for quantised weights
+  const uint8_t* prepared;         // that part of the panels as Prepared lays it out
+  float* partial;                  // sums from part to part, (rows, outputs of the tile)
   Ahead* ahead;
 };
 
@@ -66,6 +69,21 @@ KV_INLINE void finish(const Tile& t, F (&sums)[R][V]) {
       store_upto(out + v * W, y, left);
     }
   }
+}
+
+template <int R, int V>
+KV_INLINE void load_sums(const float* from, F (&sums)[R][V]) {
+  KV_UNROLL
+  for (int r = 0; r < R; ++r)
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) sums[r][v] = load(from + (r * V + v) * W);
+}
+template <int R, int V>
+KV_INLINE void store_sums(float* to, const F (&sums)[R][V]) {
+  KV_UNROLL
+  for (int r = 0; r < R; ++r)
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) store(to + (r * V + v) * W, sums[r][v]);
 }
 
 // The even or the odd one of a pair of inputs, for one vector of outputs, as floats.
@@ -177,10 +195,11 @@ KV_INLINE const uint16_t* scales_of(const uint8_t* panel, int64_t panel_bytes, i
 }
 
 template <int Format, int P>
-void prepare(const Layout& layout, const uint8_t* panel, uint8_t* out) {
+void prepare(const Layout& layout, const uint8_t* panel, int64_t group_begin, int64_t group_end,
+             uint8_t* out) {
   using To = Prepared<Format>;
   const I mask = set1(int32_t(0x0f0f0f0f));
-  for (int64_t g = 0; g < layout.groups; ++g) {
+  for (int64_t g = group_begin; g < group_end; ++g) {
     KV_UNROLL
     for (int v = 0; v < P * kVectors; ++v, out += To::bytes) {
       const uint8_t* values = panel + layout.scale_bytes + g * layout.group_bytes;
@@ -241,17 +260,20 @@ void quantised_tile(const Tile& t) {
   constexpr int V = P * kVectors;
   using From = Prepared<Format>;
   const int64_t groups = t.job->quantised->groups, panel_bytes = t.layout->panel_bytes;
-  const uint8_t* values = IsPrepared && Format != KV_INT8 ? t.prepared
-                                                          : t.panel + t.layout->scale_bytes;
   constexpr int64_t group_bytes = IsPrepared && Format != KV_INT8
                                       ? V * From::bytes
                                       : kPanel * kGroup / (Format == KV_INT8 ? 1 : 2);
   const uint8_t* prepared = t.prepared;
+  const uint8_t* values = IsPrepared && Format != KV_INT8
+                              ? prepared
+                              : t.panel + t.layout->scale_bytes + t.group_begin * group_bytes;
   const QuantisedGroup* x[R];
   KV_UNROLL
-  for (int r = 0; r < R; ++r) x[r] = t.job->quantised->data + (t.row + r) * groups;
+  for (int r = 0; r < R; ++r)
+    x[r] = t.job->quantised->data + (t.row + r) * groups + t.group_begin;
   F sums[R][V] = {};
-  for (int64_t g = 0; g < groups; ++g) {
+  if (t.group_begin > 0) load_sums(t.partial, sums);
+  for (int64_t g = t.group_begin; g < t.group_end; ++g) {
     I dots[R][V] = {}, totals[V];
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
@@ -286,11 +308,13 @@ void quantised_tile(const Tile& t) {
     KV_UNROLL
     for (int r = 0; r < R; ++r) ++x[r];
   }
-  finish(t, sums);
+  if (t.group_end == groups) finish(t, sums);
+  else store_sums(t.partial, sums);
 }
 
 using TileFunction = void (*)(const Tile&);
-using PrepareFunction = void (*)(const Layout&, const uint8_t* panel, uint8_t* out);
+using PrepareFunction = void (*)(const Layout&, const uint8_t* panel, int64_t group_begin,
+                                 int64_t group_end, uint8_t* out);
 
 template <int Format, int R, int P, bool IsPrepared>
 constexpr TileFunction tile_function() {
@@ -345,9 +369,11 @@ constexpr FormatTiles kTiles[] = {float_tiles<KV_F32>(), float_tiles<KV_BF16>(),
                                   quantised_tiles<KV_INT8>(), quantised_tiles<KV_INT4>(),
                                   quantised_tiles<KV_INT4_AFFINE>()};
 
-uint8_t* aligned(uint8_t* at) {
-  return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(at) + 63) & ~uintptr_t{63});
-}
+constexpr int64_t kPreparedBytes = 20 * 1024;
+struct Scratch {
+  alignas(64) uint8_t prepared[kPreparedBytes];
+  alignas(64) float partial[kRowBlock * kMostPanels * kPanel];
+};
 
 // Some neighbouring panels of one job, for one block of rows.
 struct Piece {
@@ -371,23 +397,28 @@ void run_piece(const Piece& piece, const Piece& next) {
                         ceil_div(rows, best.height) * std::max<int64_t>(1, layout.groups);
   // Few rows read as fast as memory gives, which the processor foresees by itself.
   Ahead ahead{next.data(), best.prepare ? ceil_div(next.bytes(), 64 * steps) : 0};
-  thread_local std::vector<uint8_t> prepared;  // scratch
+  thread_local Scratch scratch;
   for (int64_t panel = piece.panel; panel < piece.panels_end;) {
     const int64_t left = piece.panels_end - panel;
     const TileRange& range = left >= best.panels            ? best
                              : left >= tiles.usual.panels ? tiles.usual
                                                           : tiles.narrow;
     const uint8_t* first = piece.data() + (panel - piece.panel) * layout.panel_bytes;
-    if (range.prepare) {
-      prepared.resize(layout.groups * range.prepared_bytes + 64);
-      range.prepare(layout, first, aligned(prepared.data()));
-    }
-    Tile tile{piece.job, &layout, first, piece.row_begin, panel * kPanel,
-              aligned(prepared.data()), &ahead};
-    for (int64_t count = ceil_div(rows, range.height); count > 0; --count) {
-      const int height = static_cast<int>(ceil_div(piece.row_end - tile.row, count));
-      range.of(height)(tile);
-      tile.row += height;
+    // Prepared parts short enough to stay in the first cache until all rows have read them.
+    const int64_t most = range.prepare ? kPreparedBytes / range.prepared_bytes : layout.groups;
+    const int64_t parts = std::max<int64_t>(1, ceil_div(layout.groups, most));
+    for (int64_t part = 0; part < parts; ++part) {
+      Tile tile{piece.job, &layout, first, piece.row_begin, panel * kPanel,
+                layout.groups * part / parts, layout.groups * (part + 1) / parts,
+                scratch.prepared, scratch.partial, &ahead};
+      if (range.prepare)
+        range.prepare(layout, first, tile.group_begin, tile.group_end, scratch.prepared);
+      for (int64_t count = ceil_div(rows, range.height); count > 0; --count) {
+        const int height = static_cast<int>(ceil_div(piece.row_end - tile.row, count));
+        range.of(height)(tile);
+        tile.row += height;
+        tile.partial += height * range.panels * kPanel;
+      }
     }
     panel += range.panels;
   }
