@@ -485,28 +485,24 @@ void QuantisedRows::quantise_row(int64_t row, const float* x, int64_t width) {
       std::memcpy(padded, source, sizeof(float) * (width - g * kGroup));
       source = padded;
     }
-    // As whole numbers the magnitudes order like floats, with NaN above all.
-    I largest = {};
-    F low = {}, high = {};
+    F low = {}, high = {}, check = {};
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
       const F values = load(source + v * W);
-      const I magnitude = (I)abs(values);
-      largest = magnitude > largest ? magnitude : largest;
       low = min(low, values);
       high = max(high, values);
+      check = check + values;
     }
-    const int32_t bits = reduce_max(largest);
-    float amax;
-    std::memcpy(&amax, &bits, 4);
-    const float least = -reduce_max(-low);
+    float most, minus_least;
+    reduce_max_both(high, -low, &most, &minus_least);
     // Wide enough for the zero to fit 16 bits.
-    const float range = std::max(reduce_max(high) - least, amax * (1.0f / 120.0f));
+    const float range =
+        std::max(most + minus_least, std::max(most, minus_least) * (1.0f / 120.0f));
+    const bool is_usual = range >= 1e-30f && range <= FLT_MAX && !any_nan(check);
     // What is not finite reaches the scale and so the output, instead of becoming some number.
-    const float scale = range / 254.0f + 0.0f * amax;
-    const bool is_usual = range >= 1e-30f && amax <= FLT_MAX;
+    const float scale = any_nan(check) ? NAN : range / 254.0f;
     const float steps = is_usual ? 254.0f / range : 0.0f;
-    const float zero = is_usual ? std::nearbyint(-127.0f - least * steps) : 0.0f;
+    const float zero = is_usual ? std::nearbyint(-127.0f + minus_least * steps) : 0.0f;
     I sum = {};
     KV_UNROLL
     for (int v = 0; v < V; ++v) {

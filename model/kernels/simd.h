@@ -145,6 +145,31 @@ KV_INLINE float reduce_max(F v) {
   return a[0];
 #endif
 }
+KV_INLINE int32_t reduce_max(I v);
+
+// The largest lane of a and of b, in one tree.
+KV_INLINE void reduce_max_both(F a, F b, float* of_a, float* of_b) {
+#if defined(KVSERVE_AVX512)
+  const __m512 x = (__m512)a, y = (__m512)b;
+  __m512 m = _mm512_max_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
+  m = _mm512_max_ps(m, _mm512_shuffle_f32x4(m, m, 0xb1));
+  m = _mm512_max_ps(m, _mm512_permute_ps(m, 0x4e));
+  m = _mm512_max_ps(m, _mm512_permute_ps(m, 0xb1));
+  *of_a = _mm512_cvtss_f32(m);
+  *of_b = _mm_cvtss_f32(_mm512_extractf32x4_ps(m, 2));
+#else
+  *of_a = reduce_max(a);
+  *of_b = reduce_max(b);
+#endif
+}
+// Whether any lane is NaN.
+KV_INLINE bool any_nan(F v) {
+#if defined(KVSERVE_AVX512)
+  return _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q) != 0;
+#else
+  return reduce_max((I)abs(v)) > 0x7f800000;
+#endif
+}
 // Exact, so the order is free.
 KV_INLINE int32_t reduce_add(I v) {
 #if defined(KVSERVE_AVX512)
