@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define KV_ABI_VERSION 4
+#define KV_ABI_VERSION 5
 #define KV_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus

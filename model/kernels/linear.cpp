@@ -405,8 +405,8 @@ void run_piece(const Piece& piece, const Piece& next) {
                                                           : tiles.narrow;
     const uint8_t* first = piece.data() + (panel - piece.panel) * layout.panel_bytes;
     // Prepared parts short enough to stay in the first cache until all rows have read them.
-    const int64_t most = range.prepare ? kPreparedBytes / range.prepared_bytes : layout.groups;
-    const int64_t parts = std::max<int64_t>(1, ceil_div(layout.groups, most));
+    const int64_t parts =
+        range.prepare ? ceil_div(layout.groups, kPreparedBytes / range.prepared_bytes) : 1;
     for (int64_t part = 0; part < parts; ++part) {
       Tile tile{piece.job, &layout, first, piece.row_begin, panel * kPanel,
                 layout.groups * part / parts, layout.groups * (part + 1) / parts,
