@@ -1,6 +1,7 @@
 // The operations of elementwise.h, and their exported forms over many rows.
 #include "elementwise.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "matrix.h"
@@ -104,6 +105,16 @@ void write_strided(void* base, int32_t is_bf16, int64_t at, int64_t step, const 
   }
 }
 }  // namespace
+
+void prefetch_cache_row(const kv_cache_layer& cache, int64_t slot) {
+  const int64_t element = cache.is_bf16 ? 2 : 4;
+  const int64_t head_bytes = int64_t{cache.block_size} * cache.head_size * element;
+  const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
+  char* keys = static_cast<char*>(cache.keys) + block * cache.kv_heads * head_bytes;
+  const int64_t step = std::max<int64_t>(64, cache.block_size * element);
+  for (int64_t at = offset * element; at < cache.kv_heads * head_bytes; at += step)
+    __builtin_prefetch(keys + at, 1);
+}
 
 void cache_write_row(const kv_cache_layer& cache, const float* k, const float* v, int64_t slot) {
   const int64_t size = cache.block_size, width = cache.head_size;

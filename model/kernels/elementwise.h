@@ -21,6 +21,8 @@ void rotate_head(float* x, int64_t half, const float* cosines, const float* sine
 // The cosines and sines of a position, times `magnitude`; the angles are float32 products.
 void rotary_angles(int64_t position, const float* frequencies, int64_t half, float magnitude,
                    float* cosines, float* sines);
+// Asks for the lines that cache_write_row will write: a key is spread over many.
+void prefetch_cache_row(const kv_cache_layer& cache, int64_t slot);
 void cache_write_row(const kv_cache_layer& cache, const float* k, const float* v, int64_t slot);
 
 }  // namespace kvserve

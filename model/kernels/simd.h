@@ -111,6 +111,15 @@ KV_INLINE F min(F a, F b) {
   return a < b ? a : b;
 #endif
 }
+// 1 / a for 0 < a < 2^126, within two units in the last place.
+KV_INLINE F reciprocal(F a) {
+#if defined(KVSERVE_AVX512)
+  const F guess = (F)_mm512_rcp14_ps((__m512)a);  // half the digits; one step of Newton's doubles
+  return guess * fma(-a, guess, set1(2.0f));
+#else
+  return set1(1.0f) / a;
+#endif
+}
 KV_INLINE F abs(F a) { return (F)((I)a & set1(int32_t(0x7fffffff))); }
 
 KV_INLINE F to_float(I v) { return __builtin_convertvector(v, F); }

@@ -45,8 +45,10 @@ KV_INLINE F exp2_of_negative(F x) {
   return x < set1(-126.0f) ? F{} : (F)((I)p + ((I)shifted << 23));
 }
 
-// x / (1 + e^-y): x times the logistic function of y.
-KV_INLINE F times_sigmoid(F x, F y) { return x / (set1(1.0f) + exp(-y)); }
+// x / (1 + e^-y): x times the logistic function of y; where e^-y would overflow, as good as 0.
+KV_INLINE F times_sigmoid(F x, F y) {
+  return x * reciprocal(set1(1.0f) + exp(min(-y, set1(87.0f))));
+}
 
 KV_INLINE F silu(F x) { return times_sigmoid(x, x); }
 
