@@ -1,5 +1,4 @@
 // Activations rounded to int8 in groups, as linear.h describes them.
-#include <algorithm>
 #include <cfloat>
 #include <cmath>
 
@@ -29,9 +28,7 @@ void QuantisedRows::quantise_row(int64_t row, const float* x, int64_t width) {
     }
     float most, minus_least;
     reduce_max_both(high, -low, &most, &minus_least);
-    // Wide enough for the zero to fit 16 bits.
-    const float range =
-        std::max(most + minus_least, std::max(most, minus_least) * (1.0f / 120.0f));
+    const float range = most + minus_least;  // 0 lies in it, so the zero is in -127..127
     const bool is_usual = range >= 1e-30f && range <= FLT_MAX && !any_nan(check);
     // What is not finite reaches the scale and so the output, instead of becoming some number.
     const float scale = any_nan(check) ? NAN : range / 254.0f;

@@ -49,7 +49,7 @@ struct Prepared {
   static constexpr int64_t bytes = min + (affine ? W * 4 : 0);
 };
 
-// dot += one line of weights (16 outputs x 4 inputs, or x 8 if Format has 4 bits) times ones.
+// totals += one line of weights (16 outputs x 4 inputs, or x 8 if Format has 4 bits) times ones.
 template <int Format>
 KV_INLINE I add_totals(I totals, I w) {
   const I ones = set1(int32_t(0x01010101)), mask = set1(int32_t(0x0f0f0f0f));
@@ -57,6 +57,7 @@ KV_INLINE I add_totals(I totals, I w) {
   return dot4_u4(dot4_u4(totals, w & mask, ones), (w >> 4) & mask, ones);
 }
 
+// 64-byte lines of weights in a group.
 template <int Format>
 constexpr int kLines = Format == KV_INT8 ? 8 : 4;
 
@@ -73,6 +74,7 @@ KV_INLINE const uint16_t* scales_of(const uint8_t* panel, int64_t panel_bytes, i
          v % kVectors * W;
 }
 
+// Lays groups [group_begin, group_end) of P neighbouring panels out as Prepared.
 template <int Format, int P>
 void prepare(const Layout& layout, const uint8_t* panel, int64_t group_begin, int64_t group_end,
              uint8_t* out) {
