@@ -88,30 +88,14 @@ class ItemRun {
         item_(plan.items[unit / call.cache->kv_heads]), head_(unit % call.cache->kv_heads),
         group_(call.heads / call.cache->kv_heads), width_(padded(call.cache->head_size)) {}
 
-  SplitSource source(int64_t split) const {
-    const int64_t start = split * kSplitKeys;
-    const int64_t last = item_.position + tokens() - 1;
-    return locate(cache_, call_.batch->block_table + item_.request * call_.batch->max_blocks,
-                  head_, split,
-                  {visible(item_.position - start, window_).begin,
-                   visible(last - start, window_).end});
-  }
-  SplitSource first_source() const { return source(item_.split_begin); }
-
-  // `after`: what the thread goes on with, or null.
-  void run(const SplitSource& first, const SplitSource* after, int thread) const {
+  void run(int thread) const {
     const ItemState state(scratch_.of_thread(thread), group_, cache_.head_size);
     load_queries(state);
     std::fill(state.total, state.total + rows() * width_, 0.0f);
     std::fill(state.total_max, state.total_max + rows(), kMinusInfinity);
     std::fill(state.total_sum, state.total_sum + rows(), 0.0f);
-    SplitSource sources[2] = {first};
-    for (int64_t split = item_.split_begin; split < item_.split_end; ++split) {
-      const int64_t i = (split - item_.split_begin) % 2;
-      const bool last = split + 1 == item_.split_end;
-      if (!last) sources[1 - i] = source(split + 1);
-      run_split(state, sources[i], split, last ? after : &sources[1 - i]);
-    }
+    for (int64_t split = item_.split_begin; split < item_.split_end; ++split)
+      run_split(state, split);
     if (item_.partial >= 0) return;
     for (int64_t row = 0; row < rows(); ++row)
       write_out(state.total + row * width_, state.total_sum[row], cache_.head_size,
@@ -135,19 +119,27 @@ class ItemRun {
     }
   }
 
-  void run_split(const ItemState& state, const SplitSource& source, int64_t split,
-                 const SplitSource* next) const {
+  SplitSource find(int64_t split) const {
+    const int64_t start = split * kSplitKeys;
+    const int64_t last = item_.position + tokens() - 1;
+    return locate(cache_, call_.batch->block_table + item_.request * call_.batch->max_blocks,
+                  head_, split,
+                  {visible(item_.position - start, window_).begin,
+                   visible(last - start, window_).end});
+  }
+
+  void run_split(const ItemState& state, int64_t split) const {
     // A copy pays if more queries read it than two passes of scores take.
     const bool copies = rows() > 2 * rows_of_a_pass() || cache_.head_size % 16;
-    SplitSource copy;
-    if (copies) copy = widen(source, cache_.head_size, state.copy);
+    SplitSource source = find(split);
+    if (copies) source = widen(source, cache_.head_size, state.copy);
     const int64_t step = tokens_per_block(group_);
     for (int64_t token = 0; token < tokens(); token += step) {
       const AttentionBlock block{std::min(step, tokens() - token), group_, cache_.head_size,
                                  item_.position + token - split * kSplitKeys, window_,
                                  state.q + token * group_ * width_, state.p, state.o, state.max,
                                  state.sum};
-      attend(block, copies ? copy : source, next);
+      attend(block, source);
       finish_block(state, block, token * group_);
     }
   }
@@ -193,19 +185,10 @@ void run_merge(const AttentionCall& call, const MergeItem& item, int64_t head,
 
 }  // namespace
 
-float* AttentionScratch::Memory::floats() {
-  const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-  return reinterpret_cast<float*>((address + 63) & ~uintptr_t{63});
-}
-
-void AttentionScratch::Memory::reserve(int64_t floats) {
-  if (static_cast<int64_t>(memory_.size()) < floats + 16) memory_.resize(floats + 16);
-}
-
 void AttentionScratch::reserve(int threads, int64_t thread_floats, int64_t partial_floats) {
   thread_floats_ = padded(thread_floats);
-  memory_.reserve(threads * thread_floats_);
-  partials_.reserve(partial_floats);
+  threads_ = thread_memory_.reserve(threads * thread_floats_);
+  partials_ = partial_memory_.reserve(partial_floats);
 }
 
 void run_attention(ThreadPool& pool, const AttentionPlan& plan, AttentionScratch& scratch,
@@ -219,13 +202,8 @@ void run_attention(ThreadPool& pool, const AttentionPlan& plan, AttentionScratch
   const int64_t items = static_cast<int64_t>(plan.items.size());
   const int64_t units = items >= kPiecesPerThread * pool.size() ? kv_heads : 1;
   pool.run(items * kv_heads / units, [&](int64_t piece, int thread) {
-    SplitSource source = ItemRun(call, plan, scratch, piece * units).first_source(), next;
-    for (int64_t unit = piece * units; unit < (piece + 1) * units; ++unit) {
-      const bool last = unit + 1 == (piece + 1) * units;
-      if (!last) next = ItemRun(call, plan, scratch, unit + 1).first_source();
-      ItemRun(call, plan, scratch, unit).run(source, last ? nullptr : &next, thread);
-      source = next;
-    }
+    for (int64_t unit = piece * units; unit < (piece + 1) * units; ++unit)
+      ItemRun(call, plan, scratch, unit).run(thread);
   });
   const int64_t merges = static_cast<int64_t>(plan.merges.size());
   pool.run(merges * kv_heads, [&](int64_t piece, int thread) {

@@ -7,34 +7,25 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "attention_plan.h"
+#include "buffer.h"
 #include "kvserve.h"
 #include "thread_pool.h"
 
 namespace kvserve {
 
-// Memory for attention, grown when needed and kept between layers and steps.  A thread's share
-// begins on a cache line, so that no vector straddles two.
+// Memory for attention, kept between layers and steps.
 class AttentionScratch {
  public:
-  float* of_thread(int thread) { return memory_.floats() + thread * thread_floats_; }
-  float* partials() { return partials_.floats(); }
+  float* of_thread(int thread) { return threads_ + thread * thread_floats_; }
+  float* partials() { return partials_; }
   void reserve(int threads, int64_t thread_floats, int64_t partial_floats);
 
  private:
-  class Memory {
-   public:
-    float* floats();
-    void reserve(int64_t floats);
-
-   private:
-    std::vector<float> memory_;
-  };
-
   int64_t thread_floats_ = 0;
-  Memory memory_, partials_;
+  Buffer thread_memory_, partial_memory_;
+  float *threads_ = nullptr, *partials_ = nullptr;
 };
 
 struct AttentionCall {

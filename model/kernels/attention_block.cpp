@@ -5,12 +5,8 @@
 
 #include "vmath.h"
 
-#define KV_UNROLL _Pragma("GCC unroll 32")
-
 namespace kvserve {
 namespace {
-
-// IsBf16: straight from the cache, so that memory is asked ahead.  Floats are a copy at hand.
 
 // A tile's rows and vectors; its sums fill the registers.
 #if defined(KVSERVE_AVX512)
@@ -28,9 +24,8 @@ constexpr int64_t kValueTileKeys = 128;  // their values stay in the first cache
 // p[row][key] = q[row] . key, for V vectors of keys from `vector` on.
 template <bool IsBf16, int R, int V>
 void score_tile(const AttentionBlock& block, const SplitSource& source, int64_t row,
-                int64_t vector, Ahead& shared_ahead) {
+                int64_t vector) {
   F sums[R][V] = {};
-  Ahead ahead = shared_ahead;
   const int64_t q_stride = block.width(), head_size = block.head_size;
   const int64_t key_bytes = source.key_bytes;
   const float* q = block.q + row * q_stride;
@@ -49,9 +44,7 @@ void score_tile(const AttentionBlock& block, const SplitSource& source, int64_t 
       KV_UNROLL
       for (int v = 0; v < V; ++v) sums[r][v] = fma(keys[v], x, sums[r][v]);
     }
-    if (IsBf16) ahead.step();
   }
-  shared_ahead = ahead;
   float* p = block.p + row * kSplitKeys + vector * W;
   KV_UNROLL
   for (int r = 0; r < R; ++r)
@@ -61,33 +54,23 @@ void score_tile(const AttentionBlock& block, const SplitSource& source, int64_t 
 
 template <bool IsBf16, int V, int Most = kTileRows>
 void score_rows(const AttentionBlock& block, const SplitSource& source, int64_t row,
-                int64_t vector, Ahead& ahead) {
+                int64_t vector) {
   if constexpr (Most > 0) {
     for (; block.rows() - row >= Most; row += Most)
-      score_tile<IsBf16, Most, V>(block, source, row, vector, ahead);
-    if (row < block.rows())
-      score_rows<IsBf16, V, Most - 1>(block, source, row, vector, ahead);
+      score_tile<IsBf16, Most, V>(block, source, row, vector);
+    if (row < block.rows()) score_rows<IsBf16, V, Most - 1>(block, source, row, vector);
   }
 }
 
 template <bool IsBf16>
-void score(const AttentionBlock& block, const SplitSource& source, Range range, Ahead& ahead) {
+void score(const AttentionBlock& block, const SplitSource& source, Range range) {
   const int64_t end = ceil_div(range.end, W);
   for (int64_t vector = range.begin / W; vector < end;) {
     const int64_t left = end - vector;
     const int64_t vectors = left >= kTileVectors ? kTileVectors : left >= 2 ? 2 : 1;
-    if (IsBf16) {
-      const int64_t piece = ceil_div(vector + vectors, kPieceVectors);
-      if (piece < source.end_piece())
-        ahead.keys_of(source, block.head_size, piece,
-                      std::min(source.end_piece(), piece + kChunkPieces));
-      else
-        ahead.values_of(source, source.first_piece(),
-                        std::min(source.end_piece(), source.first_piece() + kChunkPieces));
-    }
-    if (vectors == kTileVectors) score_rows<IsBf16, kTileVectors>(block, source, 0, vector, ahead);
-    else if (vectors == 2) score_rows<IsBf16, 2>(block, source, 0, vector, ahead);
-    else score_rows<IsBf16, 1>(block, source, 0, vector, ahead);
+    if (vectors == kTileVectors) score_rows<IsBf16, kTileVectors>(block, source, 0, vector);
+    else if (vectors == 2) score_rows<IsBf16, 2>(block, source, 0, vector);
+    else score_rows<IsBf16, 1>(block, source, 0, vector);
     vector += vectors;
   }
 }
@@ -145,9 +128,8 @@ void weigh(const AttentionBlock& block) {
 // o[row] += sum over the keys of p[row][key] value[key], for V vectors of dimensions from d on.
 template <bool IsBf16, int R, int V>
 void add_tile(const AttentionBlock& block, const SplitSource& source, int64_t row, Range keys,
-              int64_t d, Ahead& shared_ahead) {
+              int64_t d) {
   constexpr int64_t element = IsBf16 ? 2 : 4;
-  Ahead ahead = shared_ahead;
   const int64_t width = block.width(), value_bytes = source.value_bytes;
   float* o = block.o + row * width + d;
   const float* p = block.p + row * kSplitKeys;
@@ -169,10 +151,8 @@ void add_tile(const AttentionBlock& block, const SplitSource& source, int64_t ro
         KV_UNROLL
         for (int v = 0; v < V; ++v) sums[r][v] = fma(values[v], x, sums[r][v]);
       }
-      if (IsBf16) ahead.step();
     }
   }
-  shared_ahead = ahead;
   KV_UNROLL
   for (int r = 0; r < R; ++r)
     KV_UNROLL
@@ -181,75 +161,64 @@ void add_tile(const AttentionBlock& block, const SplitSource& source, int64_t ro
 
 template <bool IsBf16, int Most = kTileRows>
 void add_rows(const AttentionBlock& block, const SplitSource& source, int64_t row, int64_t end,
-              Range keys, Ahead& ahead) {
+              Range keys) {
   if constexpr (Most > 0) {
     for (; end - row >= Most; row += Most) {
       int64_t d = 0;
       for (; d + kTileVectors * W <= block.width(); d += kTileVectors * W)
-        add_tile<IsBf16, Most, kTileVectors>(block, source, row, keys, d, ahead);
+        add_tile<IsBf16, Most, kTileVectors>(block, source, row, keys, d);
       for (; d < block.width(); d += W)
-        add_tile<IsBf16, Most, 1>(block, source, row, keys, d, ahead);
+        add_tile<IsBf16, Most, 1>(block, source, row, keys, d);
     }
-    if (row < end) add_rows<IsBf16, Most - 1>(block, source, row, end, keys, ahead);
+    if (row < end) add_rows<IsBf16, Most - 1>(block, source, row, end, keys);
   }
 }
 
 // The keys that one token sees and others do not.
 template <bool IsBf16>
 void add_of_token(const AttentionBlock& block, const SplitSource& source, int64_t token,
-                  Range keys, Ahead& ahead) {
+                  Range keys) {
   if (!keys.empty())
-    add_rows<IsBf16>(block, source, token * block.group, (token + 1) * block.group, keys, ahead);
+    add_rows<IsBf16>(block, source, token * block.group, (token + 1) * block.group, keys);
 }
 
 // Only what a row sees is ever multiplied: zero times the NaN of another request is NaN.
 template <bool IsBf16>
-void add_values(const AttentionBlock& block, const SplitSource& source, const SplitSource* next,
-                Ahead& ahead) {
+void add_values(const AttentionBlock& block, const SplitSource& source) {
   std::fill(block.o, block.o + block.rows() * block.width(), 0.0f);
   Range common{block.range_of(block.tokens - 1).begin, block.range_of(0).end};
   if (common.empty()) common = {kSplitKeys, kSplitKeys};
   for (int64_t token = 0; token < block.tokens; ++token) {
     const Range range = block.range_of(token);
     add_of_token<IsBf16>(block, source, token,
-                         {range.begin, std::min(range.end, common.begin)}, ahead);
+                         {range.begin, std::min(range.end, common.begin)});
   }
   for (int64_t begin = common.begin; begin < common.end;) {
     const int64_t end = std::min(common.end, (begin / kValueTileKeys + 1) * kValueTileKeys);
-    if (IsBf16) {
-      const int64_t piece = ceil_div(end, kPieceKeys);
-      if (piece < source.end_piece())
-        ahead.values_of(source, piece, std::min(source.end_piece(), piece + kChunkPieces));
-      else if (next)
-        ahead.keys_of(*next, block.head_size, next->first_piece(),
-                      std::min(next->end_piece(), next->first_piece() + kChunkPieces));
-    }
-    add_rows<IsBf16>(block, source, 0, block.rows(), {begin, end}, ahead);
+    add_rows<IsBf16>(block, source, 0, block.rows(), {begin, end});
     begin = end;
   }
   for (int64_t token = 0; token < block.tokens; ++token) {
     const Range range = block.range_of(token);
-    add_of_token<IsBf16>(block, source, token, {std::max(range.begin, common.end), range.end},
-                         ahead);
+    add_of_token<IsBf16>(block, source, token, {std::max(range.begin, common.end), range.end});
   }
 }
 
 template <bool IsBf16>
-void attend_as(const AttentionBlock& block, const SplitSource& source, const SplitSource* next) {
-  Ahead ahead;
+void attend_as(const AttentionBlock& block, const SplitSource& source) {
   const Range range{block.range_of(0).begin, block.range_of(block.tokens - 1).end};
-  if (!range.empty()) score<IsBf16>(block, source, range, ahead);
+  if (!range.empty()) score<IsBf16>(block, source, range);
   weigh(block);
-  add_values<IsBf16>(block, source, next, ahead);
+  add_values<IsBf16>(block, source);
 }
 
 }  // namespace
 
 int64_t rows_of_a_pass() { return kTileRows; }
 
-void attend(const AttentionBlock& block, const SplitSource& source, const SplitSource* next) {
-  if (source.is_bf16) attend_as<true>(block, source, next);
-  else attend_as<false>(block, source, next);
+void attend(const AttentionBlock& block, const SplitSource& source) {
+  if (source.is_bf16) attend_as<true>(block, source);
+  else attend_as<false>(block, source);
 }
 
 MergeFactors merge_factors(F old_max, F new_max) {

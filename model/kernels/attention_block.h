@@ -33,9 +33,7 @@ struct AttentionBlock {
 // Most rows that one pass of scores takes: fewer gain little from a widened copy.
 int64_t rows_of_a_pass();
 
-// Reading bf16, it asks for what comes next meanwhile: the rest of `source`, then the beginning of
-// `next` (may be null).
-void attend(const AttentionBlock& block, const SplitSource& source, const SplitSource* next);
+void attend(const AttentionBlock& block, const SplitSource& source);
 
 // The factors that put two sums relative to their own maxima on their common one.
 struct MergeFactors {

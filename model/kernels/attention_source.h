@@ -1,7 +1,7 @@
-// Where the keys and values of one split and head lie, and how they come near in time.
+// Where the keys and values of one split and head lie.
 //
-// Responsible for: finding them through the block table, widening them for an item of many queries,
-// and asking memory for them ahead of use.  It computes nothing with them.
+// Responsible for: finding them through the block table, and widening them for an item of many
+// queries.  It computes nothing with them.
 //
 // Inside a block the keys of a head stand by dimension (head_size, block_size), its values by token
 // (block_size, head_size): scores take neighbouring keys at a time, outputs neighbouring
@@ -20,7 +20,7 @@ namespace kvserve {
 
 constexpr int64_t kPieceKeys = 16;
 constexpr int64_t kSplitPieces = kSplitKeys / kPieceKeys;
-constexpr int64_t kChunkPieces = 4;  // scored, and asked for, together
+constexpr int64_t kChunkPieces = 4;  // of a widened copy, whose keys lie side by side
 
 // Rows in float are as wide as whole vectors of any instruction set.
 KV_INLINE int64_t padded(int64_t n) { return ceil_div(n, 16) * 16; }
@@ -63,47 +63,5 @@ int64_t widened_floats(int64_t head_size);
 
 // A copy in float, for an item whose many queries read it again and again.
 SplitSource widen(const SplitSource& from, int64_t head_size, float* memory);
-
-// Asks for pieces line by line while others are worked on.  Blocks lie apart, so the processor
-// cannot guess them; and asked for all at once they would only wait for each other.
-class Ahead {
- public:
-  void keys_of(const SplitSource& source, int64_t head_size, int64_t begin, int64_t end) {
-    stride_ = std::max<int64_t>(64, source.key_bytes);
-    lines_ = head_size * source.key_bytes / stride_;
-    start(source.keys + begin, source.keys + end);
-  }
-  void values_of(const SplitSource& source, int64_t begin, int64_t end) {
-    stride_ = 64;
-    lines_ = kPieceKeys * source.value_bytes / stride_;
-    start(source.values + begin, source.values + end);
-  }
-  // Asks for two lines, or does nothing of use when all have been asked for: no branch that fails.
-  KV_INLINE void step() {
-    __builtin_prefetch(at_);
-    __builtin_prefetch(at_ + stride_);
-    at_ += 2 * stride_;
-    left_ -= 2;
-    if (left_ <= 0) {
-      at_ = *next_;
-      left_ = lines_;
-      next_ += next_ != last_;
-    }
-  }
-
- private:
-  void start(const char* const* begin, const char* const* end) {
-    if (begin >= end) return;
-    at_ = *begin;
-    left_ = lines_;
-    last_ = end - 1;
-    next_ = begin == last_ ? begin : begin + 1;
-  }
-
-  const char* at_ = reinterpret_cast<const char*>(this);  // until there is something to ask for
-  int64_t stride_ = 0, lines_ = 0, left_ = INT64_MAX;
-  const char* const* next_ = nullptr;
-  const char* const* last_ = nullptr;
-};
 
 }  // namespace kvserve

@@ -6,10 +6,10 @@
 // Between two products lies one phase over rows that does all that needs a whole row and nothing
 // else: residual norm, norm, and rounding to int8 once for all the products that follow.
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 #include "attention.h"
+#include "buffer.h"
 #include "elementwise.h"
 #include "linear.h"
 #include "matrix.h"
@@ -18,25 +18,6 @@
 
 namespace kvserve {
 namespace {
-
-// Memory that only grows and is not cleared: fresh pages cost more than the arithmetic.  It starts
-// at a cache line, so that no vector of a row whose width is a multiple of 16 lies across two.
-class Buffer {
- public:
-  float* reserve(int64_t floats) {
-    if (floats > size_) {
-      memory_.reset(new float[floats + kLine]);
-      size_ = floats;
-    }
-    const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.get());
-    return memory_.get() + (-address % 64) / sizeof(float);
-  }
-
- private:
-  static constexpr int64_t kLine = 16;
-  std::unique_ptr<float[]> memory_;
-  int64_t size_ = 0;
-};
 
 // Rows as the products that read them want them: floats, and rounded to int8 if any asks for it.
 class LinearInput {

@@ -40,7 +40,7 @@ void run_piece(const Piece& piece, const Piece& next) {
   const FormatTiles& tiles = tiles_of(piece.job->matrix->format);
   const Layout& layout = *piece.layout;
   const int64_t rows = piece.row_end - piece.row_begin;
-  const TileRange& best = rows <= tiles.wide.height ? tiles.wide : tiles.usual;
+  const TileRange& best = tiles.best(rows);
   const int64_t steps = ceil_div(piece.panels_end - piece.panel, best.panels) *
                         ceil_div(rows, best.height) * std::max<int64_t>(1, layout.groups);
   // Few rows read as fast as memory gives, which the processor foresees by itself.
@@ -78,13 +78,11 @@ class Cut {
   Cut(const LinearJob* jobs, int job_count, int64_t rows)
       : jobs_(jobs), job_count_(job_count), rows_(rows) {
     const int64_t blocks = ceil_div(rows, kRowBlock);
-    block_rows_ = ceil_div(ceil_div(rows, blocks), 12) * 12;
+    block_rows_ = std::min(rows, ceil_div(ceil_div(rows, blocks), 12) * 12);
     for (int j = 0; j < job_count; ++j) {
       const kv_matrix& m = *jobs[j].matrix;
       Layout& l = layouts_[j] = layout_of(m.format, m.out_features, m.in_features);
-      const FormatTiles& tiles = tiles_of(m.format);
-      const int64_t unit =
-          block_rows() <= tiles.wide.height ? tiles.wide.panels : tiles.usual.panels;
+      const int64_t unit = tiles_of(m.format).best(block_rows_).panels;
       const int64_t bytes = std::max<int64_t>(1, unit * l.panel_bytes);
       panels_[j] = std::max<int64_t>(1, kPieceBytes / bytes) * unit;
       first_[j] = per_block_;
@@ -103,8 +101,6 @@ class Cut {
   }
 
  private:
-  int64_t block_rows() const { return std::min(rows_, block_rows_); }
-
   static constexpr int kMaxJobs = 8;
   const LinearJob* jobs_;
   int job_count_;

@@ -21,6 +21,7 @@
 #endif
 
 #define KV_INLINE inline __attribute__((always_inline))
+#define KV_UNROLL _Pragma("GCC unroll 32")
 
 namespace kvserve {
 

@@ -7,8 +7,6 @@
 
 #include "linear.h"
 
-#define KV_UNROLL _Pragma("GCC unroll 32")
-
 namespace kvserve {
 
 constexpr int64_t kMostPartialPanels = 3;  // of a tile that sums in parts
@@ -84,6 +82,8 @@ struct TileRange {
 // The wide ones are for few rows.  A tile needs as many panels as it is wide.
 struct FormatTiles {
   TileRange wide, usual, narrow;
+
+  const TileRange& best(int64_t rows) const { return rows <= wide.height ? wide : usual; }
 };
 
 template <class Tiles, int... Index>

@@ -6,8 +6,6 @@ company it is computed in, the chunk it came with, where its blocks lie or how m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import kernel_calls as call
 import pytest
 import torch
@@ -15,23 +13,8 @@ from kernel_calls import Request
 from torch import Tensor
 from torch.nn import functional
 
-from model.native_library import (
-    INSTRUCTION_SETS,
-    InstructionSet,
-    NativeKernels,
-    NativeUnavailableError,
-)
+from model.native_library import NativeKernels
 from model.quantization import FORMATS, PackedLinear, WeightFormat
-
-
-@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
-def pools(request: pytest.FixtureRequest) -> Iterator[list[NativeKernels]]:
-    """One instruction set with one thread, and with two."""
-    name: InstructionSet = request.param
-    try:
-        yield [NativeKernels(name, threads=threads) for threads in (1, 2)]
-    except NativeUnavailableError as error:
-        pytest.skip(str(error))
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:

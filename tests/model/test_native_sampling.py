@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,26 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.native_library import (
-    INSTRUCTION_SETS,
-    InstructionSet,
-    NativeKernels,
-    NativeUnavailableError,
-)
+from model.native_library import NativeKernels
 from model.native_sampling import CHOICE, NativeSampling
 
 VOCAB_SIZE = 49_152
 ROWS = 24
-
-
-@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
-def pools(request: pytest.FixtureRequest) -> Iterator[list[NativeKernels]]:
-    """One instruction set with one thread, and with two."""
-    name: InstructionSet = request.param
-    try:
-        yield [NativeKernels(name, threads=threads) for threads in (1, 2)]
-    except NativeUnavailableError as error:
-        pytest.skip(str(error))
 
 
 def _logits(width: int, scale: float, seed: int = 0) -> Tensor:
