@@ -2,7 +2,7 @@
 
 The first SIGTERM or SIGINT drains: the engine says it takes no more, /ready turns 503, running
 requests get the grace time and the rest an error event; then the process ends with code 0.
-A second one ends at once.
+A second one ends at once. A server that waits for requests sleeps: nothing in it ticks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from email.utils import formatdate
 from types import FrameType
 
 import uvicorn
+from uvicorn.server import ServerState
 
 from server.app import create_app
 from server.config import ServerConfig
@@ -62,8 +64,27 @@ _COLLECTED_AFTER = (700, 10, 10)
 """Python's own thresholds, which the command line raised for loading."""
 
 
+class _SharedState(ServerState):
+    """What connections share; the headers that every answer gets tell when they were asked for.
+
+    uvicorn renews its Date header every second, whether anybody asks or not.
+    """
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        """What every answer begins with."""
+        return [(b"date", formatdate(usegmt=True).encode()), *self._headers]
+
+    @default_headers.setter
+    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self._headers = headers
+
+
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that lets the engine finish before it closes its sockets.
+
+    It has no use for what uvicorn looks after ten times a second: a largest number of requests, and
+    somebody to be told that it still runs.
 
     Args:
         engine: Drained first.
@@ -87,6 +108,8 @@ class DrainingServer(uvicorn.Server):
                 ws="none",
             )
         )
+        self.server_state = _SharedState()
+        self._ended = asyncio.Event()
         self._engine = engine
         self._grace = config.grace
         self._on_ready = on_ready
@@ -95,13 +118,16 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal or `should_exit`; the model loads meanwhile.
+        """Serve until a signal or `end`; the model loads meanwhile.
 
         Raises:
             Exception: Whatever kept the engine from starting.
         """
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+        try:
+            await super().serve(sockets)
+        finally:
+            self._loop = None
         if self._loading is not None and self._loading.done():
             self._loading.result()
         if self._draining is None:
@@ -112,10 +138,21 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         self._loading = asyncio.ensure_future(self._load_engine())
 
+    async def main_loop(self) -> None:
+        """Sleep until the end."""
+        await self._ended.wait()
+
+    def end(self) -> None:
+        """Close the sockets and let `serve` return; may be called by any thread."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ended.set)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
         """Drain at the first signal, end at once at the second."""
         if self.should_exit or self._draining is not None or self._loop is None:
-            self.should_exit = self.force_exit = True
+            self.force_exit = True
+            self.end()
             return
         logger.info("%s: letting running requests finish", signal.Signals(sig).name)
         self._loop.call_soon_threadsafe(self._start_drain)
@@ -124,7 +161,7 @@ class DrainingServer(uvicorn.Server):
         try:
             await self._engine.start()
         except BaseException:
-            self.should_exit = True
+            self.end()
             raise
         _keep_for_good()
         self._on_ready()
@@ -137,7 +174,7 @@ class DrainingServer(uvicorn.Server):
         try:
             await self._stop_engine(self._grace)
         finally:
-            self.should_exit = True
+            self.end()
 
     async def _stop_engine(self, grace: float) -> None:
         """Stop the engine; one that is still loading has nothing to finish and dies with us."""

@@ -10,14 +10,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import fake_server
 import httpx
 import pytest
 from fakes import FakeEngine
+from serving import serving
 
 from server.config import ServerConfig
 from server.deployment import DrainingServer, open_socket, serve
@@ -108,7 +111,7 @@ def test_the_port_answers_while_the_model_loads():
             assert client.get("/ready").status_code == 200
     finally:
         loaded.set()
-        server.should_exit = True
+        server.end()
         thread.join(20)
 
 
@@ -138,6 +141,21 @@ def test_an_idle_connection_is_kept_for_proxies():
     """The second request on a connection works long after uvicorn's own five seconds."""
     server = DrainingServer(FakeEngine(), ServerConfig())
     assert server.config.timeout_keep_alive > 60
+
+
+def test_every_answer_tells_its_own_time():
+    """The Date header is that of the answer, with nothing that ticks, on malformed requests too."""
+    with serving(FakeEngine()) as url:
+        host, port = httpx.URL(url).host, httpx.URL(url).port
+        first = httpx.get(f"{url}/health").headers["date"]
+        time.sleep(1.1)
+        second = httpx.get(f"{url}/health").headers["date"]
+        with socket.create_connection((host, port)) as connection:
+            connection.sendall(b"nonsense\r\n\r\n")
+            refusal = connection.makefile("rb").read().decode()
+    third = refusal.partition("\r\ndate: ")[2].partition("\r\n")[0]
+    times = [parsedate_to_datetime(date) for date in (first, second, third)]
+    assert times[0] < times[1] <= times[2]
 
 
 def test_the_app_never_imports_torch():

@@ -195,6 +195,16 @@ def test_after_mixed_traffic_the_server_is_as_before(server):
     assert after[1] <= before[1] + GROWTH
 
 
+def test_a_server_that_waits_sleeps(server):
+    """Nothing in a server wakes up by itself: not its event loop, its engine or its kernels."""
+    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}).status_code == 200
+    assert wait_until(lambda: server.is_idle, PATIENCE)
+    time.sleep(1)  # what the request left behind settles
+    before = server.num_sleeps
+    time.sleep(2)
+    assert server.num_sleeps - before <= 2  # it woke twenty times to look at the clock
+
+
 def test_slow_readers_stall_nobody(server):
     """Clients that do not read their streams keep nobody waiting, and lose nothing themselves."""
     body = json.dumps(

@@ -42,6 +42,13 @@ class ServerProcess:
     def num_files(self) -> int:
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
+    @property
+    def num_sleeps(self) -> int:
+        """How often its threads have waited for something; those that sleep on add nothing."""
+        states = Path(f"/proc/{self.pid}/task").glob("*/status")
+        lines = [line.split() for state in states for line in state.read_text().splitlines()]
+        return sum(int(line[1]) for line in lines if line[0] == "voluntary_ctxt_switches:")
+
     def gauge(self, name: str) -> float:
         """The value of a gauge that /metrics shows."""
         text = httpx.get(f"{self.url}/metrics", timeout=60).text

@@ -28,7 +28,7 @@ def serving(engine: Engine, *, port: int = 0, **options: object) -> Iterator[str
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.should_exit = True
+        server.end()
         thread.join(20)
         gc.unfreeze()  # the server froze what this process, which outlives it, had made
         if thread.is_alive():
