@@ -1,6 +1,6 @@
 """create_app: which handler answers which path, and what every failure becomes.
 
-The handlers are server.api's; whatever they raise, and whatever the router refuses, leaves in the
+The handlers are server.handlers.api's; whatever they raise, and whatever the router refuses, leaves in the
 one error shape.
 """
 
@@ -13,19 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
-from server import (
-    answers,
-    message_answers,
-    message_schemas,
-    openapi,
-    response_answers,
-    response_schemas,
-    schemas,
-)
-from server.access import EXPOSED_HEADERS, AccessLog, KeyGate, error_response
-from server.api import Api
-from server.api_keys import ApiKeys
+from server import schemas
+from server.answers import wire_types
 from server.config import ServerConfig
+from server.dialects import message_answers, message_schemas, response_answers, response_schemas
 from server.errors import (
     ApiError,
     InternalError,
@@ -33,13 +24,17 @@ from server.errors import (
     MethodNotAllowedError,
     NotFoundError,
 )
-from server.experiments import Experiments
+from server.handlers import openapi
+from server.handlers.access import EXPOSED_HEADERS, AccessLog, KeyGate, error_response
+from server.handlers.api import Api
+from server.handlers.api_keys import ApiKeys
+from server.handlers.experiments import Experiments
+from server.handlers.other_forms import OtherForms
+from server.handlers.page import Page
+from server.handlers.views import Views
 from server.metrics import Metrics
-from server.other_forms import OtherForms
-from server.page import Page
 from server.protocols import Engine
 from server.version import VERSION
-from server.views import Views
 
 _CLIENT_GONE = 499
 _PREFLIGHT_SECONDS = 600
@@ -86,7 +81,9 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         api.completions,
         methods=["POST"],
         openapi_extra=openapi.request_body(schemas.CompletionBody),
-        responses=openapi.responses(answers.Completion, *generation, chunk=answers.Completion),
+        responses=openapi.responses(
+            wire_types.Completion, *generation, chunk=wire_types.Completion
+        ),
     )
     app.add_api_route(
         "/v1/chat/completions",
@@ -94,7 +91,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         methods=["POST"],
         openapi_extra=openapi.request_body(schemas.ChatBody),
         responses=openapi.responses(
-            answers.ChatCompletion, *generation, chunk=answers.ChatCompletionChunk
+            wire_types.ChatCompletion, *generation, chunk=wire_types.ChatCompletionChunk
         ),
     )
     app.add_api_route(
@@ -109,21 +106,21 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         api.tokenize,
         methods=["POST"],
         openapi_extra=openapi.request_body(schemas.TokenizeBody),
-        responses=openapi.responses(answers.Tokens, *bad),
+        responses=openapi.responses(wire_types.Tokens, *bad),
     )
     app.add_api_route(
         "/detokenize",
         api.detokenize,
         methods=["POST"],
         openapi_extra=openapi.request_body(schemas.DetokenizeBody),
-        responses=openapi.responses(answers.Text, *bad),
+        responses=openapi.responses(wire_types.Text, *bad),
     )
     for path, handler, answer in (
-        ("/v1/models", api.models, answers.ModelList),
-        ("/tokenizer_info", api.tokenizer_info, answers.TokenizerInfo),
-        ("/health", api.health, answers.Status),
-        ("/ready", api.ready, answers.Status),
-        ("/version", api.version, answers.Version),
+        ("/v1/models", api.models, wire_types.ModelList),
+        ("/tokenizer_info", api.tokenizer_info, wire_types.TokenizerInfo),
+        ("/health", api.health, wire_types.Status),
+        ("/ready", api.ready, wire_types.Status),
+        ("/version", api.version, wire_types.Version),
     ):
         app.add_api_route(path, handler, responses=openapi.responses(answer, 503))
     app.add_api_route("/metrics", api.metrics, response_class=PlainTextResponse)
@@ -131,7 +128,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         "/v1/models/{model_id:path}",
         api.model,
         openapi_extra=openapi.path_parameter("model_id"),
-        responses=openapi.responses(answers.ModelCard, 404, 503),
+        responses=openapi.responses(wire_types.ModelCard, 404, 503),
     )
 
 
@@ -140,9 +137,9 @@ def _add_other_forms(app: FastAPI, forms: OtherForms) -> None:
     errors = (400, 404, 413, 429, 500, 503)
     for path, handler, body, good, chunk, bad in (
         ("/v1/responses", forms.responses, response_schemas.ResponseBody,
-         response_answers.ResponseObject, response_answers.ResponseEvent, answers.ErrorAnswer),
+         response_answers.ResponseObject, response_answers.ResponseEvent, wire_types.ErrorAnswer),
         ("/v1/responses/input_tokens", forms.response_tokens, response_schemas.ResponseBody,
-         response_answers.InputTokens, None, answers.ErrorAnswer),
+         response_answers.InputTokens, None, wire_types.ErrorAnswer),
         ("/v1/messages", forms.messages, message_schemas.MessageBody,
          message_answers.MessageObject, message_answers.MessageEvent, message_answers.MessageError),
         ("/v1/messages/count_tokens", forms.message_tokens, message_schemas.MessageCountBody,

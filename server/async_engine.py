@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
-from server.cache_snapshot import CacheSnapshot, take_snapshot
 from server.engine import Engine
-from server.engine_info import EngineCounts, EngineInfo
 from server.errors import EngineDeadError
 from server.grammar import GrammarCompiler
 from server.loaded_engine import LoadedEngine
+from server.observability.cache_snapshot import CacheSnapshot, take_snapshot
+from server.observability.engine_info import EngineCounts, EngineInfo
+from server.observability.timeline import Timeline
 from server.request import FinishReason, Request, RequestOutput
-from server.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.answer_parser import PLAIN_TEXT, AnswerFormat
 from server.request import Request
+from server.structured_output.answer_parser import PLAIN_TEXT, AnswerFormat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,16 +19,16 @@ from model.errors import ModelError
 from server.errors import KvserveError
 
 _COMMANDS = {
-    "serve": ("server.serve_command", "Serve a model over HTTP until SIGTERM or Ctrl-C."),
+    "serve": ("server.commands.serve", "Serve a model over HTTP until SIGTERM or Ctrl-C."),
     "generate": (
-        "server.generate_command",
+        "server.commands.generate",
         "Continue a text in the terminal; no server needed.",
     ),
     "chat": (
-        "server.chat_command",
+        "server.commands.chat",
         "Chat in the terminal with a running server; Ctrl-C stops an answer, Ctrl-D leaves.",
     ),
-    "info": ("server.info_command", "Say what this installation, this machine and the model are."),
+    "info": ("server.commands.info", "Say what this installation, this machine and the model are."),
     "compare": (
         "server.tools.compare_command",
         "Measure what the KV cache gains: the same tokens with it and without it.",

@@ -23,9 +23,9 @@ from server.request import (
 )
 from server.runner import ModelRunner
 from server.sampler import Sampler, SamplerOutput
+from server.sampling.token_masks import TokenMasks
 from server.scheduler import Scheduler
 from server.text_logits import text_logits
-from server.token_masks import TokenMasks
 
 
 class AttentionRecording(Protocol):

@@ -23,15 +23,15 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from server.grammar_check import EBNF, parser_limits
 from server.protocols import Tokenizer
+from server.structured_output.grammar_check import EBNF, parser_limits
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """Of a schema, regular expression or grammar as the engine reads it."""
 CHECK_SECONDS = 20.0
 """Wall time of one check; its processor time is limited more tightly in there."""
 _MAX_CACHED = 64
-_PROGRAM = Path(__file__).with_name("grammar_check.py")
+_PROGRAM = Path(__file__).with_name("structured_output") / "grammar_check.py"
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
 """Where llguidance met an error: in its own text, not in the client's."""
 _TOO_LARGE = "it takes too long or too much memory to compile"

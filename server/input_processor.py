@@ -12,15 +12,13 @@ import time
 from collections.abc import Sequence
 
 from server.call import AnswerOptions, Call, Prompt
-from server.engine_info import EngineInfo
 from server.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
-from server.exchange import new_call_id
 from server.grammar import GrammarCompiler
-from server.output_form import OutputForm, OutputForms, ToolUse
-from server.prompt_encoder import PromptEncoder
+from server.inputs.prompt_encoder import PromptEncoder
+from server.inputs.sampling_fields import bad_word_ids, check_token_ids, max_tokens, sampling_params
+from server.observability.engine_info import EngineInfo
 from server.protocols import ChatTemplate, Tokenizer
 from server.request import Request
-from server.sampling_inputs import bad_word_ids, check_token_ids, max_tokens, sampling_params
 from server.schemas import (
     MAX_SEQUENCES,
     Body,
@@ -29,6 +27,8 @@ from server.schemas import (
     GenerationBody,
     TokenizeBody,
 )
+from server.structured_output.output_form import OutputForm, OutputForms, ToolUse
+from server.transport.exchange import new_call_id
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What a completion may generate if it does not say, as in the OpenAI reference."""

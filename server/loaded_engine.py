@@ -20,19 +20,19 @@ from model.loader import LoadedModel, Progress, load_model, resolve_model
 from model.native_library import NativeStatus, load_kernels
 from model.ops import attention_backend
 from model.tokenizer import Tokenizer
-from server.cache_plan import CachePlan, plan_cache
 from server.config import EngineConfig
 from server.engine import Engine
-from server.engine_info import EngineInfo
 from server.grammar import GrammarCompiler
-from server.observed_scheduler import ObservedScheduler
+from server.observability.engine_info import EngineInfo
+from server.observability.observed_scheduler import ObservedScheduler
+from server.observability.timeline import Timeline
 from server.output_processor import OutputProcessor
-from server.pace import Pace
-from server.resources import available_memory, cpu_count
+from server.planning.cache_plan import CachePlan, plan_cache
+from server.planning.pace import Pace
+from server.planning.resources import available_memory, cpu_count
 from server.runner import ModelRunner
 from server.sampler import Sampler
-from server.timeline import Timeline
-from server.token_masks import TokenMasks
+from server.sampling.token_masks import TokenMasks
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from server.distribution import cumulative
+from server.observability.distribution import cumulative
+from server.observability.request_meter import RequestMeter
+from server.observability.timeline import STEP_SIZES
 from server.protocols import Engine
 from server.request import FinishReason
-from server.request_meter import RequestMeter
-from server.timeline import STEP_SIZES
 
 _ENGINE = "0"
 """There is one engine; vLLM numbers them."""

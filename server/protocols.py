@@ -11,10 +11,10 @@ import enum
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from server.cache_snapshot import CacheSnapshot
-from server.engine_info import EngineCounts, EngineInfo
+from server.observability.cache_snapshot import CacheSnapshot
+from server.observability.engine_info import EngineCounts, EngineInfo
+from server.observability.timeline import Timeline
 from server.request import Request, RequestOutput
-from server.timeline import Timeline
 
 if TYPE_CHECKING:
     from server.grammar import GrammarCompiler

@@ -24,7 +24,7 @@ from cache.view import AttentionBackend, BatchLayout, CacheView
 from model.config import ModelConfig
 from model.native import NativeTransformer
 from server.batch import Batch, ScheduledRequest
-from server.cache_plan import blocks_for
+from server.planning.cache_plan import blocks_for
 
 LOGIT_SLICE_BYTES = 64 * 2**20
 """Logits of scored prompts are computed in slices of at most this size."""

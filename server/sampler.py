@@ -18,10 +18,10 @@ from torch import Tensor
 
 from model.native_library import NativeKernels
 from server.grammar import Words
-from server.logit_edits import NOTHING_ALLOWED, LogitEdits
-from server.native_chooser import NativeChooser
 from server.request import Request, TokenLogprob
-from server.torch_chooser import TorchChooser
+from server.sampling.logit_edits import NOTHING_ALLOWED, LogitEdits
+from server.sampling.native_chooser import NativeChooser
+from server.sampling.torch_chooser import TorchChooser
 
 
 class Chooser(Protocol):

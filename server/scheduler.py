@@ -23,9 +23,9 @@ from collections import Counter
 
 from cache.manager import KVCacheManager
 from server.batch import Batch
-from server.pace import Pace
+from server.planning.pace import Pace
+from server.planning.step_plan import StepPlan, is_catching_up
 from server.request import FinishReason, Request, RequestStatus
-from server.step_plan import StepPlan, is_catching_up
 
 
 class Scheduler:

@@ -2,7 +2,7 @@
 
 Every limit on something a client can make large stands here. `parse` turns pydantic's findings
 into the one error shape: the field, the bound and the value. Which fields exist at all is the
-business of server.fields; what needs the model (vocabulary, context) of server.input_processor.
+business of server.inputs.fields; what needs the model (vocabulary, context) of server.input_processor.
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
-from server.body_errors import explain
-from server.output_schemas import ResponseFormat, StructuredOutputs, ToolChoice, Tools
+from server.inputs.body_errors import explain
+from server.structured_output.output_schemas import (
+    ResponseFormat,
+    StructuredOutputs,
+    ToolChoice,
+    Tools,
+)
 
 MAX_N = 128
 MAX_PROMPTS = 1024

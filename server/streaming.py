@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
-from server.choices import Piece, join
+from server.answers.choices import Piece, join
+from server.answers.writer import Writer
 from server.request import RequestOutput
-from server.wire import encode_patiently
-from server.writer import Writer
+from server.transport.wire import encode_patiently
 
 _MANY_SCORES = 256
 """Tokens with log-probabilities from which on an answer is written in a thread."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from server.cli_options import with_options
+from server.commands.options import with_options
 from server.errors import ConfigurationError
 from server.tools.bench_config import BenchConfig
 from server.tools.bench_table import show_service, show_table

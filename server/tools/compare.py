@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
-from server.comparison import Comparison, Run
 from server.errors import ConfigurationError
 from server.loaded_engine import LoadedEngine
+from server.observability.comparison import Comparison, Run
 from server.request import Request, RequestOutput, SamplingParams
 
 SHORTEST = 64

@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from server.cli_options import with_options
-from server.comparison import Comparison
+from server.commands.options import with_options
 from server.config import EngineConfig
 from server.errors import ConfigurationError
+from server.observability.comparison import Comparison
 from server.tools.command_line import (
     FigurePath,
     JsonPath,

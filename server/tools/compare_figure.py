@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from server.comparison import Comparison, Run
+from server.observability.comparison import Comparison, Run
 from server.tools.plots import CACHED, MUTED, THIRD, UNCACHED, drawing, plain_ticks, title
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from server.cli_options import with_options
+from server.commands.options import with_options
 from server.tools.command_line import FigurePath, JsonPath, check_folder, write_json
 from server.tools.load_display import LoadProgress, show_table
 from server.tools.load_figures import draw_load, draw_timeline

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from server.cli_options import with_options
+from server.commands.options import with_options
 from server.config import EngineConfig
 from server.errors import ConfigurationError
 from server.tools.command_line import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from server.cli_options import with_options
+from server.commands.options import with_options
 from server.config import EngineConfig
 from server.tools.command_line import JsonPath, check_folder, write_json
 

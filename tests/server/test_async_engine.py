@@ -7,8 +7,8 @@ import pytest
 from engines import load_engine, make_request
 
 from server.async_engine import AsyncEngine, EngineStatus, _Stop
-from server.engine_info import EngineCounts
 from server.errors import EngineDeadError
+from server.observability.engine_info import EngineCounts
 from server.request import FinishReason
 
 

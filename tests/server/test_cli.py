@@ -51,7 +51,7 @@ def test_a_command_imports_only_what_it_needs():
     for command, foreign in (
         ("--help", {"torch", "fastapi", "httpx", "matplotlib"}),
         ("chat", {"torch", "fastapi", "matplotlib"}),
-        ("serve", {"torch", "httpx", "matplotlib", "server.terminal_chat"}),
+        ("serve", {"torch", "httpx", "matplotlib", "server.commands.terminal_chat"}),
     ):
         arguments = ["kvserve", *dict.fromkeys((command, "--help"))]
         code = (

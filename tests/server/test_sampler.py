@@ -17,9 +17,9 @@ from transformers import (
 )
 
 from model.native_library import INSTRUCTION_SETS, NativeKernels, NativeUnavailableError
-from server.randomness import uniforms
 from server.request import Request, SamplingParams
 from server.sampler import Sampler
+from server.sampling.randomness import uniforms
 
 VOCAB_SIZE = 700
 

@@ -15,7 +15,7 @@ import pytest
 
 from cache.manager import KVCacheManager
 from server.batch import Batch, ScheduledRequest
-from server.pace import Pace
+from server.planning.pace import Pace
 from server.request import FinishReason, Request, RequestStatus, SamplingParams
 from server.scheduler import Scheduler
 

@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from server import schemas
+from server.dialects.message_schemas import MessageBody
+from server.dialects.response_schemas import ResponseBody
 from server.errors import InvalidRequestError, UnsupportedValueError
-from server.message_schemas import MessageBody
-from server.response_schemas import ResponseBody
 from server.schemas import ChatBody, CompletionBody, parse
 
 

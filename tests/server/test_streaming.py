@@ -11,7 +11,7 @@ from writing import stream, whole, writer
 
 from server.errors import InternalError
 from server.streaming import collect, events
-from server.wire import KEEP_ALIVE
+from server.transport.wire import KEEP_ALIVE
 
 
 def test_silence_brings_comments_but_none_before_usage():

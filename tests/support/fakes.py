@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 
 from model.cost import ForwardCost
 from model.errors import TemplateError
-from server.cache_snapshot import CacheSnapshot
-from server.engine_info import EngineCounts, EngineInfo
 from server.grammar import GrammarCompiler
+from server.observability.cache_snapshot import CacheSnapshot
+from server.observability.engine_info import EngineCounts, EngineInfo
+from server.observability.timeline import Timeline
 from server.request import FinishReason, Request, RequestOutput, TokenLogprob
-from server.timeline import Timeline
 
 BOS, EOS = 256, 257
 SPECIAL = {BOS: b"<bos>", EOS: b"<eos>"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from cache.manager import KVCacheManager
 from server.batch import Batch
-from server.observed_scheduler import ObservedScheduler
-from server.pace import Pace
+from server.observability.observed_scheduler import ObservedScheduler
+from server.observability.timeline import Timeline
+from server.planning.pace import Pace
 from server.request import FinishReason
 from server.scheduler import Scheduler
-from server.timeline import Timeline
 
 BLOCK_SIZE = 4
 

@@ -7,13 +7,13 @@ import json
 
 from fakes import FakeEngine
 
-from server.chat_writer import ChatWriter
-from server.completion_writer import CompletionWriter
+from server.answers.chat_writer import ChatWriter
+from server.answers.completion_writer import CompletionWriter
+from server.answers.writer import Writer
 from server.input_processor import InputProcessor
 from server.schemas import ChatBody, CompletionBody, parse
 from server.streaming import collect, events
-from server.wire import DONE
-from server.writer import Writer
+from server.transport.wire import DONE
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -1,0 +1,66 @@
+"""kvserve generate: one text continued in the terminal, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Annotated
+
+import typer
+
+from server.commands.chat_options import MaxTokens, Seed, Temperature, given
+from server.commands.engine_loading import loading
+from server.commands.options import with_options
+from server.config import EngineConfig
+from server.errors import KvserveError
+from server.input_processor import InputProcessor
+from server.protocols import Engine
+from server.schemas import ChatBody, CompletionBody, parse
+
+
+@with_options(EngineConfig)
+def generate(
+    config: EngineConfig,
+    prompt: Annotated[str, typer.Argument(help="The text to continue, or the question.")],
+    *,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Ask through the model's chat template.")
+    ] = False,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = None,
+    seed: Seed = None,
+) -> None:
+    """Continue a text in the terminal; no server needed."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(levelname)-8s %(message)s", stream=sys.stderr
+    )
+    body = given(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    question: dict[str, object] = (
+        {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    )
+    with loading(config) as engine:
+        asyncio.run(_generate(engine, {**body, **question}))
+
+
+async def _generate(engine: Engine, body: Mapping[str, object]) -> None:
+    """Start the engine, run one request and print its text as it comes."""
+    await engine.start()
+    try:
+        inputs = InputProcessor(
+            engine.info, engine.tokenizer, engine.chat_template, grammars=engine.grammars
+        )
+        if "messages" in body:
+            call = inputs.chat(parse(ChatBody, body))
+        else:
+            call = inputs.completion(parse(CompletionBody, body))
+        async with aclosing(engine.generate(call.requests)) as outputs:
+            async for output in outputs:
+                print(output.text, end="", flush=True)
+                if output.error is not None:
+                    raise KvserveError(output.error)
+        print()
+    finally:
+        await engine.stop(1.0)
