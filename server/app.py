@@ -1,7 +1,7 @@
 """create_app: which handler answers which path, and what every failure becomes.
 
-The handlers are server.handlers.api's; whatever they raise, and whatever the router refuses, leaves in the
-one error shape.
+The handlers are server.handlers'; whatever they raise, and whatever the router refuses, leaves in
+the one error shape.
 """
 
 from __future__ import annotations

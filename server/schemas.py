@@ -2,7 +2,8 @@
 
 Every limit on something a client can make large stands here. `parse` turns pydantic's findings
 into the one error shape: the field, the bound and the value. Which fields exist at all is the
-business of server.inputs.fields; what needs the model (vocabulary, context) of server.input_processor.
+business of server.inputs.fields; what needs the model (vocabulary, context) that of
+server.input_processor.
 """
 
 from __future__ import annotations

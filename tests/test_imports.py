@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,7 @@ MODULES = {
     for path in sorted((ROOT / package).rglob("*.py"))
     if path.name != "__init__.py"
 }
+MARKERS = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("__init__.py"))
 WITHOUT_TORCH = {
     "cache.blocks",
     "cache.prefix",
@@ -43,8 +45,9 @@ WITHOUT_TORCH = {
 WITH_FASTAPI = {
     f"server.{name}"
     for name in (
-        *("access", "api", "app", "connection", "deployment", "dispatcher", "experiments"),
-        *("openapi", "other_forms", "page", "streaming", "views"),
+        *("app", "deployment", "streaming", "transport.connection"),
+        *(f"handlers.{name}" for name in ("access", "api", "dispatcher", "experiments")),
+        *(f"handlers.{name}" for name in ("openapi", "other_forms", "page", "views")),
     )
 }
 PUBLIC_TO_TOOLS = {
@@ -54,11 +57,33 @@ PUBLIC_TO_TOOLS = {
         "loaded_engine",
         "request",
         "config",
-        "cli_options",
         "errors",
-        "comparison",
+        "commands.options",
+        "observability.comparison",
     )
 }
+# Which package may use which; modules on the top level of server may use and be used by all.
+ARROWS: dict[str, set[str]] = {
+    "transport": set(),
+    "planning": set(),
+    "sampling": set(),
+    "structured_output": set(),
+    "answers": {"structured_output", "transport"},
+    "observability": {"planning", "transport"},
+    "inputs": {"observability", "structured_output"},
+    "dialects": {"answers", "inputs", "structured_output", "transport"},
+    "handlers": {"answers", "dialects", "inputs", "observability", "transport"},
+    "commands": {"handlers", "planning"},
+    "tools": {"commands", "observability"},
+}
+ENGINE_SIDE = {
+    f"server.{name}"
+    for name in (
+        *("batch", "detokenizer", "engine", "grammar", "loaded_engine", "output_processor"),
+        *("request", "runner", "sampler", "scheduler", "text_logits"),
+    )
+}
+HTTP_SIDE = {"answers", "commands", "dialects", "handlers", "inputs", "tools", "transport"}
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -92,6 +117,12 @@ def packages_of(names: frozenset[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
+def server_packages_of(names: frozenset[str]) -> set[str]:
+    """The packages within server that modules belong to; those on its top level to none."""
+    parts = [name.split(".") for name in names & MODULES.keys()]
+    return {part[1] for part in parts if part[0] == "server" and len(part) > 2}
+
+
 def test_there_is_something_to_check() -> None:
     """The rules below name modules that are really there and really import what they forbid."""
     assert {"cache.manager", "server.scheduler", "server.request"} <= MODULES.keys()
@@ -116,7 +147,41 @@ def test_imports_have_no_cycle() -> None:
         pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
 
 
-@pytest.mark.parametrize("module", sorted(WITHOUT_TORCH & MODULES.keys()))
+def test_every_package_of_the_server_has_its_arrows() -> None:
+    """The arrows name the packages that are there, all of them, and have no cycle."""
+    assert server_packages_of(frozenset(MODULES)) == ARROWS.keys()
+    graphlib.TopologicalSorter(ARROWS).prepare()
+
+
+@pytest.mark.parametrize("package", ARROWS)
+def test_packages_of_the_server_use_those_below_them(package: str) -> None:
+    """A package uses its own modules, those on the top level, and the packages named for it."""
+    own = {name for name in MODULES if name.startswith(f"server.{package}.")}
+    used = server_packages_of(frozenset().union(*map(imports, own))) - {package}
+    assert used == ARROWS[package]
+
+
+@pytest.mark.parametrize("module", sorted(ENGINE_SIDE))
+def test_the_engine_knows_nothing_of_http(module: str) -> None:
+    """What runs in the engine thread uses no package of the HTTP side, nor a command."""
+    assert not server_packages_of(imports(module)) & HTTP_SIDE
+
+
+@pytest.mark.parametrize("marker", MARKERS, ids=lambda path: path.parent.name)
+def test_a_package_says_what_it_is_and_imports_nothing(marker: Path) -> None:
+    """Each `__init__.py` holds what its package is for, and no names from its modules."""
+    (docstring,) = ast.parse(marker.read_text(encoding="utf-8")).body
+    assert isinstance(docstring, ast.Expr)
+
+
+def test_every_package_is_installed() -> None:
+    """The list in pyproject.toml names each folder with modules."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {".".join(marker.parent.relative_to(ROOT).parts) for marker in MARKERS}
+    assert set(settings["tool"]["setuptools"]["packages"]) == folders
+
+
+@pytest.mark.parametrize("module", sorted(WITHOUT_TORCH))
 def test_bookkeeping_and_http_never_import_torch(module: str) -> None:
     """The books of the cache, the scheduler and the HTTP side deal in plain data, not tensors."""
     assert "torch" not in packages_of(imports(module))
@@ -147,7 +212,6 @@ def test_no_package_marker_under_tests() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_module_shadows_a_library(module: str) -> None:
-    """No module carries the name of a standard library module or of a dependency it could hide."""
-    name = module.rsplit(".", maxsplit=1)[-1]
+    """No module or package carries the name of a standard library module or of a dependency."""
     dependencies = {"safetensors", "tokenizers", "gguf", "torch", "jinja2", "openai", "numpy"}
-    assert name not in sys.stdlib_module_names | dependencies
+    assert not {*module.split(".")} & (sys.stdlib_module_names | dependencies)

@@ -1,9 +1,9 @@
 """Dispatcher: from a request's bytes to a checked body, and from a call to its answer.
 
-What all handlers of server.handlers.api and server.translated_api share. A generation request passes: body
-read, JSON parsed, fields judged, types checked, queue limit, tokenised, context checked; only then
-does the engine see it. The event loop owns connections, the engine owns requests; nothing here
-computes for long on the event loop.
+What the handlers of api.py and other_forms.py share. A generation request passes: body read, JSON
+parsed, fields judged, types checked, queue limit, tokenised, context checked; only then does the
+engine see it. The event loop owns connections, the engine owns requests; nothing here computes for
+long on the event loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The OpenAPI description of the request bodies.
 
-Bodies are parsed by server.transport.json_body and server.schemas, not by FastAPI, so the description of
-what they hold is added to the routes here.
+Bodies are parsed by server.transport.json_body and server.schemas, not by FastAPI, so the
+description of what they hold is added to the routes here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FieldRule: what becomes of one request field, and the ways to say so in a table.
 
-The tables themselves are in server.inputs.fields and server.inputs.translated_fields. Knows no endpoint.
+The tables themselves are in fields.py and translated_fields.py. Knows no endpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""server.dialects.messages: chats in the words of /v1/messages, by the official client over a socket."""
+"""server.dialects.messages: chats in the words of /v1/messages, by the official client."""
 
 from __future__ import annotations
 

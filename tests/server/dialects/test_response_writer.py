@@ -1,4 +1,4 @@
-"""server.dialects.response_writer: responses and their events, as the official client reads them."""
+"""server.dialects.response_writer: responses and events, as the official client reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""server.dialects.responses: chats in the words of /v1/responses, by the official client over a socket."""
+"""server.dialects.responses: chats in the words of /v1/responses, by the official client."""
 
 from __future__ import annotations
 

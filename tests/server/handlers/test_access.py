@@ -1,4 +1,4 @@
-"""server.handlers.access: names, keys, other sites' pages and the access log, over a real socket."""
+"""server.handlers.access: names, keys, other sites' pages and the access log, over a socket."""
 
 from __future__ import annotations
 

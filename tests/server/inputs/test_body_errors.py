@@ -1,4 +1,4 @@
-"""server.inputs.body_errors: what is wrong with a body, named by its path in what the client sent."""
+"""server.inputs.body_errors: what is wrong with a body, named by its path in what was sent."""
 
 from __future__ import annotations
 

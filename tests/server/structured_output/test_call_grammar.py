@@ -1,4 +1,7 @@
-"""server.structured_output.call_grammar: whoever follows a grammar makes calls that fit, and says what it likes."""
+"""server.structured_output.call_grammar: whoever follows a grammar makes calls that fit.
+
+Beside its calls a model says what it likes.
+"""
 
 from __future__ import annotations
 
