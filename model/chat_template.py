@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from model.control_tokens import ControlTokens, Segment
 from model.errors import TemplateError
-from model.template_renderer import TemplateLimitError, TemplateRenderer
+from model.text.control_tokens import ControlTokens, Segment
+from model.text.template_renderer import TemplateLimitError, TemplateRenderer
 from model.tokenizer import Tokenizer
 
 Message = Mapping[str, object]

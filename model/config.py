@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from model.errors import ConfigError
-from model.fields import Fields
-from model.gguf_config import GGUF_FAMILIES
-from model.hf_config import HF_FAMILIES
+from model.formats.fields import Fields
+from model.formats.gguf_config import GGUF_FAMILIES
+from model.formats.hf_config import HF_FAMILIES
 from model.rotary import RotaryConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]

@@ -23,7 +23,7 @@ from torch import Tensor
 from model.chat_template import ChatTemplate, read_gguf_templates
 from model.config import ModelConfig
 from model.errors import CheckpointError
-from model.gguf_file import GGUFFile, GGUFTensor, row_bytes
+from model.formats.gguf_file import GGUFFile, GGUFTensor, row_bytes
 from model.tokenizer import Tokenizer
 
 ROPE_FACTORS = "rope_freqs.weight"

@@ -20,8 +20,8 @@ from torch import Tensor
 from model.chat_template import ChatTemplate
 from model.config import ModelConfig
 from model.errors import CheckpointError
+from model.formats.hub import resolve_model
 from model.gguf_loader import GGUFCheckpoint
-from model.hub import resolve_model
 from model.native import NativeTransformer
 from model.native_library import NativeKernels
 from model.quantization import PackedLinear, WeightFormat

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from model.fields import Fields
+from model.formats.fields import Fields
 
 SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
 HF_DEFAULT_THETA = 10_000.0

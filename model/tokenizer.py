@@ -13,11 +13,11 @@ from pathlib import Path
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
 
-from model.control_tokens import ControlTokens, Segment
 from model.errors import TokenizerError
-from model.gguf_tokenizer import build_gguf_backend
-from model.hf_tokenizer import build_hf_backend
-from model.tokenizer_parts import TokenizerParts
+from model.text.control_tokens import ControlTokens, Segment
+from model.text.gguf_tokenizer import build_gguf_backend
+from model.text.hf_tokenizer import build_hf_backend
+from model.text.tokenizer_parts import TokenizerParts
 
 _INVISIBLE = "\ufdd0\ufdd1"
 """Noncharacters put into text that must not name a control token; the normaliser removes them.

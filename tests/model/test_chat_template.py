@@ -17,7 +17,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from model.chat_template import ChatTemplate, read_folder_templates, read_gguf_templates
 from model.errors import TemplateError
-from model.gguf_file import GGUFFile
+from model.formats.gguf_file import GGUFFile
 from model.tokenizer import Tokenizer
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<s>")

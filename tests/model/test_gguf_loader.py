@@ -17,7 +17,7 @@ from gguf_twins import reference_from_gguf, write_twin
 from transformers import Gemma3TextConfig, LlamaConfig, PretrainedConfig
 
 from model.errors import CheckpointError, ModelError
-from model.gguf_file import SUPPORTED_TYPES, GGUFFile, row_bytes
+from model.formats.gguf_file import SUPPORTED_TYPES, GGUFFile, row_bytes
 from model.gguf_loader import GGUFCheckpoint, GGUFSource
 from model.loader import LoadedModel, load_model
 

@@ -18,8 +18,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from model.chat_template import ChatTemplate
 from model.errors import TemplateError, TokenizerError
-from model.gguf_file import GGUFFile
-from model.pre_tokenizers import PRE_TOKENIZERS
+from model.formats.gguf_file import GGUFFile
+from model.text.pre_tokenizers import PRE_TOKENIZERS
 from model.tokenizer import Tokenizer
 
 NAME = "KVSERVE_LLAMA_CPP_MODELS"

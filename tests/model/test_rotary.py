@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from model.errors import ConfigError
-from model.fields import Fields
+from model.formats.fields import Fields
 from model.rotary import RotaryConfig
 
 LLAMA3 = {

@@ -15,9 +15,9 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from model.control_tokens import Segment
 from model.errors import TokenizerError
-from model.gguf_tokenizer import build_gguf_backend
+from model.text.control_tokens import Segment
+from model.text.gguf_tokenizer import build_gguf_backend
 from model.tokenizer import Tokenizer
 
 CORPUS = [text for text in NASTY_TEXTS if text] * 3

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from model.fields import MAX_LAYERS, Fields
+from model.formats.fields import MAX_LAYERS, Fields
 from model.rotary import RotaryConfig
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ import jinja2.utils
 MEMORY_LIMIT = 512 << 20
 """Bytes of address space."""
 ESCAPED_MARK = re.compile(r"(?<!\\)((?:\\\\)*)\\u(fdd[234])")
-"""A mark of model.control_tokens in ASCII; backslashes of the user's own come in pairs."""
+"""A mark of model.text.control_tokens in ASCII; backslashes of the user's own come in pairs."""
 
 
 class GenerationTag(jinja2.ext.Extension):

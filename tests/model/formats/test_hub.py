@@ -15,9 +15,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from model import hub
 from model.errors import CheckpointError
-from model.hub import resolve_model
+from model.formats import hub
+from model.formats.hub import resolve_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -127,7 +127,7 @@ def serve_hub() -> Iterator[Callable[[Repos], str]]:
 PROGRAM = """
 import sys
 from model.errors import CheckpointError
-from model.hub import resolve_model
+from model.formats.hub import resolve_model
 for name in sys.argv[1:]:
     try:
         print(resolve_model(name))
@@ -143,7 +143,7 @@ def _resolve(names: list[str], address: str, home: Path) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *names],
         env=environment,
-        cwd=Path(hub.__file__).parents[1],
+        cwd=Path(hub.__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=120,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from model.errors import TemplateError
-from model.template_renderer import TemplateLimitError, TemplateRenderer
+from model.text.template_renderer import TemplateLimitError, TemplateRenderer
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_internals_are_out_of_reach(renderer, attack, tmp_path):
 
 def test_the_process_cannot_open_files(tmp_path):
     """Even a template that broke out of Jinja could not create a file."""
-    program = Path(__file__).parents[2] / "model" / "template_sandbox.py"
+    program = Path(__file__).parents[3] / "model" / "text" / "template_sandbox.py"
     attack = (
         f"import runpy; names = runpy.run_path({str(program)!r}); names['confine']();"
         f"open({str(tmp_path / 'created')!r}, 'w')"

@@ -14,8 +14,8 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from model.errors import TokenizerError
-from model.token_alphabet import SPACE_MARK, Alphabet
-from model.tokenizer_parts import TokenizerParts
+from model.text.token_alphabet import SPACE_MARK, Alphabet
+from model.text.tokenizer_parts import TokenizerParts
 
 _SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer as Backend
 
-from model.token_alphabet import Alphabet
+from model.text.token_alphabet import Alphabet
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from model.errors import TokenizerError
-from model.pre_tokenizers import PRE_TOKENIZERS, byte_level
-from model.token_alphabet import SPACE_MARK, Alphabet
-from model.tokenizer_parts import TokenizerParts
+from model.text.pre_tokenizers import PRE_TOKENIZERS, byte_level
+from model.text.token_alphabet import SPACE_MARK, Alphabet
+from model.text.tokenizer_parts import TokenizerParts
 
 _MAX_LENGTH = 512
 """Characters of a SentencePiece token; every way to split it is looked at."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
-from model.fields import MAX_LAYERS, Fields
+from model.formats.fields import MAX_LAYERS, Fields
 from model.rotary import RotaryConfig
 
 if TYPE_CHECKING:

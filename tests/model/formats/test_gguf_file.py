@@ -14,7 +14,7 @@ import pytest
 from gguf_twins import write_twin
 
 from model.errors import CheckpointError
-from model.gguf_file import COUNT_LIMIT, ELEMENT_LIMIT, METADATA_LIMIT, GGUFFile
+from model.formats.gguf_file import COUNT_LIMIT, ELEMENT_LIMIT, METADATA_LIMIT, GGUFFile
 
 U8, U32, STRING, ARRAY = 0, 4, 8, 9
 F32, Q4_0, IQ2_XXS = 0, 2, 16

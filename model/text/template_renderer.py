@@ -1,7 +1,7 @@
 """TemplateRenderer: a chat template rendered in a process that can be ended at any time.
 
 Owns the process: starts it, starts it again after a template had to be ended, and ends it.
-Knows Jinja only through model/template_sandbox.py, which runs over there.
+Knows Jinja only through model/text/template_sandbox.py, which runs over there.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.control_tokens import ControlTokens, Segment
+from model.text.control_tokens import ControlTokens, Segment
 
 CONTROL = ControlTokens(["<|im_start|>", "<|im_end|>", "<|im_end|>x", "<s>", "[INST]"])
 
