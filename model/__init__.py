@@ -1,5 +1,8 @@
 """Weights in, logits out, and text to ids and back; knows no requests and no HTTP.
 
+How the files of a model are read stands in formats, what its tokenizer and its chat template are
+made of in text, and the C++ in kernels.
+
 Shape legend, used in every comment and docstring of the project:
 
     N    tokens in the flat batch of one forward pass
