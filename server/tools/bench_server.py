@@ -20,6 +20,7 @@ import httpx
 
 from server.config import EngineConfig
 from server.errors import ConfigurationError
+from server.tools.http_client import HttpClient
 from server.tools.stream_client import RequestRecord, StreamClient
 from server.tools.workload import Prompt
 
@@ -88,14 +89,11 @@ class BenchServer:
             return None
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def connect(self) -> httpx.AsyncClient:
+    def connect(self) -> HttpClient:
         """As many connections as needed, without a limit to how long an answer may take."""
-        limits = httpx.Limits(max_connections=None)
-        return httpx.AsyncClient(base_url=self._url, timeout=None, limits=limits)  # noqa: S113 - a slow machine may take its time
+        return HttpClient(self._url, timeout=None)
 
-    async def send(
-        self, http: httpx.AsyncClient, prompt: Prompt, record: RequestRecord
-    ) -> RequestRecord:
+    async def send(self, http: HttpClient, prompt: Prompt, record: RequestRecord) -> RequestRecord:
         """Send a prompt, greedily and to its full length, and fill in its record.
 
         Raises:
@@ -103,7 +101,7 @@ class BenchServer:
         """
         options = {"temperature": 0, "ignore_eos": True}
         client = StreamClient(http, model=self._model, endpoint="completions", options=options)
-        await client.send(prompt, record)
+        await client.send(client.body(prompt), record)
         if record.error not in (None, "empty answer"):
             raise ConfigurationError(f"kvserve over HTTP: {record.error}: {record.detail}")
         return record
@@ -127,4 +125,4 @@ class BenchServer:
 
 def records_of(prompts: Sequence[Prompt]) -> list[RequestRecord]:
     """An empty record for each prompt."""
-    return [RequestRecord(intended=0.0) for _ in prompts]
+    return [RequestRecord() for _ in prompts]

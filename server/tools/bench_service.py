@@ -121,7 +121,7 @@ class ServiceBench:
         prompts = random_prompts(sizes.streams, lengths, seed=next(self._seeds))
         longest = Lengths(input_words=sizes.long_words, output_tokens=1)
         newcomer = random_prompts(1, longest, seed=next(self._seeds))[0]
-        streams, record = records_of(prompts), RequestRecord(intended=0.0)
+        streams, record = records_of(prompts), RequestRecord()
         try:
             async with self._server.connect() as http, asyncio.TaskGroup() as group:
                 tasks = [

@@ -53,11 +53,11 @@ def draw_timeline(result: LoadResult, *, subtitle: str, path: Path) -> None:
         subtitle: The server and the workload.
         path: Where to; its ending chooses the format.
     """
-    records = sorted(result.records, key=lambda record: record.intended)
+    records = sorted(result.records, key=lambda record: record.start)
     height = min(_TALLEST, 2.6 + 0.16 * len(records))
     with drawing(path, size=(14, height)) as (figure, (axes,)):
         for row, record in enumerate(records):
-            start = record.intended - result.started
+            start = record.start - result.started
             first = (record.arrivals[0] if record.arrivals else record.ended) - result.started
             last = (record.arrivals[-1] if record.arrivals else record.ended) - result.started
             failed = record.error is not None

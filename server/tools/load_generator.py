@@ -1,9 +1,10 @@
 """LoadGenerator: sends requests in a closed or an open loop, and watches itself.
 
-Closed loop: so many clients, each sending its next request when the last has ended; the server
-sets the pace. Open loop: requests are sent at their own times whatever the server does, and each
-latency counts from the intended time; so a stall is charged to everyone who would have met it,
-and there is no coordinated omission.
+Closed loop: so many clients, each with an open connection, sending its next request when the last
+has ended; the server sets the pace, and a latency counts from when the request was handed to the
+socket. Open loop: requests are sent at their own times whatever the server does, and each latency
+counts from the intended time; so a stall is charged to everyone who would have met it, and there
+is no coordinated omission. What can be done before the clock runs is: the bodies are ready.
 """
 
 from __future__ import annotations
@@ -54,22 +55,25 @@ class LoadResult:
 
     @property
     def lateness(self) -> list[float]:
-        """Seconds by which each request was sent later than intended, in order."""
-        return sorted(record.sent - record.intended for record in self.records)
+        """Seconds by which each request of an open loop was sent later than intended, in order."""
+        return sorted(
+            record.sent - record.intended for record in self.records if record.intended is not None
+        )
 
     @property
     def warning(self) -> str | None:
         """Why the client may have been the bottleneck; None if it was not."""
-        late = self.lateness[int(0.99 * (len(self.records) - 1))]
+        late = self.lateness
+        latest = late[int(0.99 * (len(late) - 1))] if late else 0.0
         if self.cpu_share > BUSY:
             return (
                 f"this client used {100 * self.cpu_share:.0f} % of a core: it may have been the "
                 "bottleneck, and latencies may be its own"
             )
-        if self.load.rate is not None and late > LATE_SECONDS:
+        if latest > LATE_SECONDS:
             return (
-                f"one request in a hundred was sent {1000 * late:.0f} ms late or more: the client "
-                "could not keep to the rate (the latencies include this delay)"
+                f"one request in a hundred was sent {1000 * latest:.0f} ms late or more: the "
+                "client could not keep to the rate (the latencies include this delay)"
             )
         return None
 
@@ -97,14 +101,18 @@ class LoadGenerator:
     async def run(self, prompts: Sequence[Prompt], load: Load, *, seed: int = 0) -> LoadResult:
         """Send all prompts and wait for their ends."""
         loop = asyncio.get_running_loop()
-        started, used = loop.time(), self._processor_time()
+        bodies = [self._client.body(prompt) for prompt in prompts]
         if load.rate is None:
-            records = await self._closed(prompts, load.concurrency or 1)
+            clients = min(load.concurrency or 1, len(bodies))
+            await self._client.connect(clients)
+            started, used = loop.time(), self._processor_time()
+            records = await self._closed(bodies, clients)
         else:
             times = arrival_times(
-                len(prompts), rate=load.rate, burstiness=load.burstiness, seed=seed
+                len(bodies), rate=load.rate, burstiness=load.burstiness, seed=seed
             )
-            records = await self._open(prompts, [started + offset for offset in times])
+            started, used = loop.time(), self._processor_time()
+            records = await self._open(bodies, [started + offset for offset in times])
         duration = max(loop.time() - started, 1e-9)
         return LoadResult(
             load=load,
@@ -114,34 +122,33 @@ class LoadGenerator:
             cpu_share=(self._processor_time() - used) / duration,
         )
 
-    async def _closed(self, prompts: Sequence[Prompt], concurrency: int) -> list[RequestRecord]:
-        """Each of the clients takes the next prompt as soon as it is free."""
+    async def _closed(self, bodies: Sequence[bytes], clients: int) -> list[RequestRecord]:
+        """Each of the clients takes the next request as soon as it is free."""
         records: list[RequestRecord] = []
-        waiting = iter(prompts)
-        clock = asyncio.get_running_loop().time
+        waiting = iter(bodies)
 
         async def client() -> None:
-            for prompt in waiting:
-                record = RequestRecord(intended=clock())
+            for body in waiting:
+                record = RequestRecord()
                 records.append(record)
-                await self._send(prompt, record)
+                await self._send(body, record)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(prompts))):
+            for _ in range(clients):
                 group.create_task(client())
         return records
 
-    async def _open(self, prompts: Sequence[Prompt], times: Sequence[float]) -> list[RequestRecord]:
+    async def _open(self, bodies: Sequence[bytes], times: Sequence[float]) -> list[RequestRecord]:
         """Each request goes out at its time, however many are under way."""
         records = [RequestRecord(intended=intended) for intended in times]
         clock = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as group:
-            for prompt, record in zip(prompts, records, strict=True):
-                await asyncio.sleep(max(0.0, record.intended - clock()))
-                group.create_task(self._send(prompt, record))
+            for body, intended, record in zip(bodies, times, records, strict=True):
+                await asyncio.sleep(max(0.0, intended - clock()))
+                group.create_task(self._send(body, record))
         return records
 
-    async def _send(self, prompt: Prompt, record: RequestRecord) -> None:
+    async def _send(self, body: bytes, record: RequestRecord) -> None:
         self._on_record(record)
-        await self._client.send(prompt, record)
+        await self._client.send(body, record)
         self._on_record(record)

@@ -82,7 +82,7 @@ def report(result: LoadResult, *, limits: Limits, facts: Mapping[str, object]) -
         "warning": result.warning,
         "input_lens": [record.prompt_tokens for record in result.records],
         "output_lens": [record.output_tokens for record in result.records],
-        "start_times": [record.intended - result.started for record in result.records],
+        "start_times": [record.start - result.started for record in result.records],
         "ttfts": [record.ttft if record.arrivals else 0.0 for record in result.records],
         "itls": [record.gaps for record in result.records],
         "errors": [record.detail if record.error else "" for record in result.records],

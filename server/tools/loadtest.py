@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import httpx
+from http import HTTPStatus
 
 from server.errors import ConfigurationError
+from server.tools.http_client import HttpClient
+from server.tools.http_connection import ExchangeError
 from server.tools.load_generator import Load, LoadGenerator, LoadResult
 from server.tools.load_report import Limits, report
 from server.tools.stream_client import Endpoint, RequestRecord, StreamClient
@@ -39,24 +41,18 @@ class LoadTest:
     limits: Limits = field(default_factory=dict)
     seed: int = 0
 
-    async def run(
-        self,
-        *,
-        on_level: Callable[[Load], OnRecord],
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> list[tuple[LoadResult, Report]]:
+    async def run(self, *, on_level: Callable[[Load], OnRecord]) -> list[tuple[LoadResult, Report]]:
         """Run every level.
 
         Args:
             on_level: Told of each level as it starts; what it returns is told of each request.
-            transport: What carries the requests, for tests.
 
         Raises:
             ConfigurationError: The server cannot be reached, or fails the warm-up.
         """
-        async with self._connect(transport) as client:
-            model = self.model or await _first_model(client)
-            sender = StreamClient(client, model=model, endpoint=self.endpoint, options=self.options)
+        async with self._client() as http:
+            model = self.model or await _first_model(http)
+            sender = StreamClient(http, model=model, endpoint=self.endpoint, options=self.options)
             await self._warm_up(sender)
             levels = []
             for number, load in enumerate(self.loads):
@@ -65,43 +61,41 @@ class LoadTest:
                 result = await generator.run(self.workload(seed), load, seed=seed)
                 facts = {
                     "endpoint_type": self.endpoint,
-                    "base_url": str(client.base_url),
+                    "base_url": http.url,
                     "model_id": model,
                     "tokenizer_id": model,
                 }
                 levels.append((result, report(result, limits=self.limits, facts=facts)))
             return levels
 
-    def _connect(self, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
-        """A client that opens as many connections as it needs and keeps them."""
-        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+    def _client(self) -> HttpClient:
+        headers = {"Accept-Encoding": "identity"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        return httpx.AsyncClient(
-            base_url=self.url.rstrip("/").removesuffix("/v1"),
-            headers=headers,
-            timeout=self.timeout,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            transport=transport,
-        )
+        url = self.url.rstrip("/").removesuffix("/v1")
+        return HttpClient(url, headers=headers, timeout=self.timeout)
 
     async def _warm_up(self, sender: StreamClient) -> None:
         prompts = self.workload(self.seed - 1)
         for index in range(self.warm_up):
-            record = RequestRecord(intended=0.0)
-            await sender.send(prompts[index % len(prompts)], record)
+            record = RequestRecord()
+            await sender.send(sender.body(prompts[index % len(prompts)]), record)
             if record.error is not None:
                 raise ConfigurationError(f"the warm-up failed with {record.error}: {record.detail}")
 
 
-async def _first_model(client: httpx.AsyncClient) -> str:
+async def _first_model(http: HttpClient) -> str:
     """The model the server names first."""
     try:
-        response = await client.get("/v1/models")
-        response.raise_for_status()
-        return str(response.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise ConfigurationError(
-            f"{client.base_url} does not name its models: {error or type(error).__name__}. "
-            "Is the server running? Does it need --api-key? Else name one with --model."
-        ) from error
+        status, body = await http.get("/v1/models")
+        if status == HTTPStatus.OK:
+            return str(json.loads(body)["data"][0]["id"])
+        why = f"HTTP {status}"
+    except ExchangeError as error:
+        why = f"{error.kind}, {error}"
+    except (ValueError, LookupError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+    raise ConfigurationError(
+        f"{http.url} does not name its models ({why}). "
+        "Is the server running? Does it need --api-key? Else name one with --model-id."
+    )

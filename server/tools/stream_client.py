@@ -1,20 +1,23 @@
 """StreamClient: sends one request, and says when each part of its answer arrived.
 
-Speaks to any server of the OpenAI API. Times are those of the event loop's clock, taken when bytes
-arrive and before anything is parsed. Measures and never judges: a failed request is a record with
-an error, not an exception.
+Speaks to any server of the OpenAI API. A request is sent when its bytes are handed to the socket,
+over a connection that is open already if there is one; a part of the answer has arrived when its
+bytes are there, before anything is parsed. Times are those of the event loop's clock. Measures and
+never judges: a failed request is a record with an error, not an exception.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Literal
 
-import httpx
-
+from server.tools.http_client import HttpClient
+from server.tools.http_connection import ExchangeError
 from server.tools.workload import Prompt
 
 Endpoint = Literal["completions", "chat"]
@@ -30,9 +33,10 @@ _DONE = b"[DONE]"
 class RequestRecord:
     """What happened to one request; times are seconds on the loop's clock."""
 
-    intended: float
-    """When it was meant to be sent; latencies count from here."""
+    intended: float | None = None
+    """When it was meant to be sent, if that was not left to the answers of others."""
     sent: float = 0.0
+    """When its bytes were handed to the socket."""
     arrivals: list[float] = field(default_factory=list)
     """When each part of the text arrived; usually a token each."""
     ended: float = 0.0
@@ -50,14 +54,19 @@ class RequestRecord:
         return len(self.arrivals) if self.completion_tokens is None else self.completion_tokens
 
     @property
+    def start(self) -> float:
+        """When its latencies begin: when it was meant to be sent, or else when it was."""
+        return self.sent if self.intended is None else self.intended
+
+    @property
     def ttft(self) -> float:
         """Seconds to the first token."""
-        return self.arrivals[0] - self.intended
+        return self.arrivals[0] - self.start
 
     @property
     def latency(self) -> float:
         """Seconds to the last token."""
-        return self.arrivals[-1] - self.intended
+        return self.arrivals[-1] - self.start
 
     @property
     def tpot(self) -> float | None:
@@ -80,7 +89,7 @@ class StreamClient:
     """Requests to one server.
 
     Args:
-        client: Its base URL is the server's.
+        http: Carries them.
         model: Named in each request.
         endpoint: Which of the two forms.
         options: Further fields of each request.
@@ -88,13 +97,13 @@ class StreamClient:
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        http: HttpClient,
         *,
         model: str,
         endpoint: Endpoint,
         options: Mapping[str, object],
     ) -> None:
-        self._client = client
+        self._http = http
         self._path = _PATHS[endpoint]
         self._chat = endpoint == "chat"
         self._fixed = {
@@ -104,50 +113,72 @@ class StreamClient:
             **options,
         }
 
-    async def send(self, prompt: Prompt, record: RequestRecord) -> None:
-        """Send a request and fill in its record."""
-        clock = asyncio.get_running_loop().time
-        body = self._body(prompt)
-        record.sent = clock()
-        try:
-            async with self._client.stream("POST", self._path, content=body) as response:
-                if response.status_code != httpx.codes.OK:
-                    text = (await response.aread()).decode(errors="replace")
-                    record.fail(f"HTTP {response.status_code}", text)
-                else:
-                    await _receive(response.aiter_raw(), record)
-        except httpx.TimeoutException as error:
-            record.fail("timeout", repr(error))
-        except httpx.ConnectError as error:
-            record.fail("connection refused", repr(error))
-        except httpx.HTTPError as error:
-            record.fail("connection lost", repr(error))
-        record.ended = clock()
-        if record.error is None and not record.arrivals:
-            record.fail("empty answer", "the stream ended without a token")
+    async def connect(self, count: int) -> None:
+        """Open connections ahead, as far as the server takes them."""
+        with suppress(ExchangeError):  # what needs one will say so
+            await self._http.open(count)
 
-    def _body(self, prompt: Prompt) -> bytes:
+    def body(self, prompt: Prompt) -> bytes:
+        """What is sent for a prompt."""
         question: dict[str, object] = (
             {"messages": prompt.messages} if self._chat else {"prompt": prompt.text}
         )
         return json.dumps({**self._fixed, **question, "max_tokens": prompt.max_tokens}).encode()
 
+    async def send(self, body: bytes, record: RequestRecord) -> None:
+        """Send a request and fill in its record."""
+        clock = asyncio.get_running_loop().time
+        record.sent = clock()
+        stream = _Stream(record)
+        try:
+            await self._http.post(self._path, body, stream)
+            stream.end()
+        except ExchangeError as error:
+            record.fail(error.kind, str(error))
+        record.ended = clock()
 
-async def _receive(parts: AsyncIterator[bytes], record: RequestRecord) -> None:
-    """Read a stream to its end, noting when bytes with text in them arrived."""
-    clock = asyncio.get_running_loop().time
-    rest = b""
-    done = False
-    async for part in parts:
-        now = clock()
-        *lines, rest = (rest + part).split(b"\n")
-        for data in _data(lines):
-            if data == _DONE:
-                done = True
-            elif record.error is None:
-                _take(data, record, now)
-    if record.error is None and not done:
-        record.fail("stream cut off", "it ended without [DONE]")
+
+class _Stream:
+    """Enters what is told of an answer in a record.
+
+    Args:
+        record: Of the request.
+    """
+
+    def __init__(self, record: RequestRecord) -> None:
+        self._record = record
+        self._status = 0
+        self._rest = b""
+        self._is_done = False
+
+    def on_sent(self, now: float) -> None:
+        self._record.sent = now
+
+    def on_status(self, status: int) -> None:
+        self._status = status
+
+    def on_data(self, data: bytes, now: float) -> None:
+        """Note when bytes with text in them arrived."""
+        self._rest += data
+        if self._status != HTTPStatus.OK:
+            return
+        *lines, self._rest = self._rest.split(b"\n")
+        for event in _data(lines):
+            if event == _DONE:
+                self._is_done = True
+            elif self._record.error is None:
+                _take(event, self._record, now)
+
+    def end(self) -> None:
+        """The answer is whole: judge what it was."""
+        if self._status != HTTPStatus.OK:
+            self._record.fail(f"HTTP {self._status}", self._rest.decode(errors="replace"))
+        elif self._record.error is not None:
+            pass
+        elif not self._is_done:
+            self._record.fail("stream cut off", "it ended without [DONE]")
+        elif not self._record.arrivals:
+            self._record.fail("empty answer", "the stream ended without a token")
 
 
 def _data(lines: list[bytes]) -> Iterator[bytes]:

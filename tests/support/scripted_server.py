@@ -7,10 +7,22 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
-from virtual_time import DONE, token, usage
+from virtual_time import DONE, chunk, token, usage
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@dataclass
+class Exchange:
+    """What really happened to one request, on the clock that all loops of a machine share."""
+
+    received: float
+    """When its last byte was there."""
+    written: list[float] = field(default_factory=list)
+    """When each token was sent, however late its time was slept over."""
 
 
 class ScriptedServer:
@@ -24,8 +36,8 @@ class ScriptedServer:
     def __init__(self, *, first: float, gap: float) -> None:
         self._first = first
         self._gap = gap
-        self.written: list[float] = []
-        """When each token was really sent, on the clock that all loops of a machine share."""
+        self.exchanges: dict[str, Exchange] = {}
+        """By the text of the request."""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""
@@ -36,10 +48,11 @@ class ScriptedServer:
                     name, _, value = line.decode().partition(":")
                     length = int(value) if name.lower() == "content-length" else length
                 body = await reader.readexactly(length)
+                exchange = Exchange(asyncio.get_running_loop().time())
                 if request.startswith("GET"):
                     await self._models(writer)
                 else:
-                    await self._stream(json.loads(body), writer)
+                    await self._stream(json.loads(body), exchange, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
@@ -51,23 +64,20 @@ class ScriptedServer:
         writer.write(f"{head}\r\n\r\n{body}".encode())
         await writer.drain()
 
-    async def _stream(self, body: dict[str, object], writer: asyncio.StreamWriter) -> None:
+    async def _stream(
+        self, body: dict[str, Any], exchange: Exchange, writer: asyncio.StreamWriter
+    ) -> None:
         clock = asyncio.get_running_loop().time
-        due = clock() + self._first
+        self.exchanges[body["messages"][0]["content"]] = exchange
+        due = exchange.received + self._first
         writer.write(_HEAD)
-        limit = body.get("max_tokens") or body.get("max_completion_tokens")
-        assert isinstance(limit, int)
-        for _ in range(limit):
+        for _ in range(body["max_tokens"]):
             await asyncio.sleep(max(0.0, due - clock()))
             due += self._gap
-            self.written.append(clock())
-            writer.write(_chunk(token()))
-        writer.write(_chunk(usage(5, limit)) + _chunk(DONE) + b"0\r\n\r\n")
+            exchange.written.append(clock())
+            writer.write(chunk(token()))
+        writer.write(chunk(usage(5, body["max_tokens"])) + chunk(DONE) + b"0\r\n\r\n")
         await writer.drain()
-
-
-def _chunk(part: bytes) -> bytes:
-    return f"{len(part):x}\r\n".encode() + part + b"\r\n"
 
 
 @contextmanager

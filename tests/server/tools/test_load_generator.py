@@ -1,9 +1,9 @@
 """Closed and open loops, in a time that passes only by script."""
 
-import httpx
 import pytest
-from virtual_time import DONE, Script, ScriptedTransport, run_virtually, token, usage
+from virtual_time import DONE, Script, VirtualServer, run_virtually, token, usage
 
+from server.tools.http_client import HttpClient
 from server.tools.load_generator import Load, LoadGenerator, LoadResult
 from server.tools.stream_client import RequestRecord, StreamClient
 from server.tools.workload import Prompt
@@ -17,24 +17,24 @@ def answer(seconds: float) -> Script:
 
 
 def generate(load, choose, *, count=10, servers=1_000_000, busy=0.0):
-    """Run one level of load; returns its result, the transport, and what the display was told."""
+    """Run one level of load; returns its result, the server, and what the display was told."""
     told: list[RequestRecord] = []
     used = iter((0.0, busy))
+    server = VirtualServer(choose, servers=servers)
 
-    async def work() -> tuple[LoadResult, ScriptedTransport]:
-        carrier = ScriptedTransport(choose, servers=servers)
-        async with httpx.AsyncClient(transport=carrier, base_url="http://test") as client:
-            sender = StreamClient(client, model="m", endpoint="chat", options={})
+    async def work() -> LoadResult:
+        async with HttpClient("http://test", timeout=None) as http:
+            sender = StreamClient(http, model="m", endpoint="chat", options={})
             generator = LoadGenerator(sender, on_record=told.append, processor_time=used.__next__)
-            return await generator.run([PROMPT] * count, load, seed=3), carrier
+            return await generator.run([PROMPT] * count, load, seed=3)
 
-    return *run_virtually(work()), told
+    return run_virtually(work(), server), server, told
 
 
 def test_closed_loop_keeps_its_number_under_way():
     """Each client sends its next request at the moment its last one ends."""
-    result, carrier, told = generate(Load(concurrency=2), lambda _: answer(0.5), count=6)
-    assert carrier.times == pytest.approx([0, 0, 1, 1, 2, 2])
+    result, server, told = generate(Load(concurrency=2), lambda _: answer(0.5), count=6)
+    assert server.times == pytest.approx([0, 0, 1, 1, 2, 2])
     assert result.duration == pytest.approx(3)
     assert [record.latency for record in result.records] == pytest.approx([1.0] * 6)
     assert len(told) == 12
@@ -50,11 +50,11 @@ def test_closed_loop_counts_from_sending():
 
 def test_open_loop_sends_at_its_times_whatever_the_server_does():
     """Requests go out at the drawn times though the first answer takes for ever."""
-    slow, carrier, _ = generate(Load(rate=2.0), lambda _: answer(100.0))
+    slow, server, _ = generate(Load(rate=2.0), lambda _: answer(100.0))
     fast, quick, _ = generate(Load(rate=2.0), lambda _: answer(0.01))
-    assert carrier.times == pytest.approx(quick.times)
+    assert server.times == pytest.approx(quick.times)
     intended = [record.intended for record in slow.records]
-    assert intended == pytest.approx(carrier.times)
+    assert intended == pytest.approx(server.times)
     assert fast.duration < slow.duration
 
 

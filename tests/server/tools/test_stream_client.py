@@ -1,9 +1,9 @@
 """One request is measured to the last digit, in a time that passes only by script."""
 
-import httpx
 import pytest
-from virtual_time import DONE, Script, ScriptedTransport, event, run_virtually, token, usage
+from virtual_time import DONE, Script, VirtualServer, event, run_virtually, token, usage
 
+from server.tools.http_client import HttpClient
 from server.tools.stream_client import RequestRecord, StreamClient
 from server.tools.workload import Prompt
 
@@ -11,18 +11,17 @@ PROMPT = Prompt(({"role": "user", "content": "hello"},), 5)
 ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
 
 
-def send(*parts, status=200, endpoint="chat", transport=None) -> RequestRecord:
+def send(*parts, status=200, endpoint="chat", server=None) -> RequestRecord:
     """Send one request, meant for time 0, to a server that answers by script."""
 
     async def work() -> RequestRecord:
-        carrier = transport or ScriptedTransport(lambda _: Script(parts, status))
-        async with httpx.AsyncClient(transport=carrier, base_url="http://test") as client:
+        async with HttpClient("http://test", timeout=30) as http:
             record = RequestRecord(intended=0.0)
-            sender = StreamClient(client, model="m", endpoint=endpoint, options={"top_k": 1})
-            await sender.send(PROMPT, record)
+            sender = StreamClient(http, model="m", endpoint=endpoint, options={"top_k": 1})
+            await sender.send(sender.body(PROMPT), record)
             return record
 
-    return run_virtually(work())
+    return run_virtually(work(), server or VirtualServer(lambda _: Script(parts, status)))
 
 
 def test_times_are_those_of_the_script():
@@ -73,20 +72,30 @@ def test_failures_are_told_apart(parts, status, kind):
 
 
 @pytest.mark.parametrize(
-    ("raised", "kind"),
+    ("part", "kind"),
     [
-        (httpx.ConnectError("refused"), "connection refused"),
-        (httpx.ReadTimeout("slow"), "timeout"),
-        (httpx.RemoteProtocolError("closed"), "connection lost"),
+        ((31.0, token()), "timeout"),
+        ((0.1, ConnectionResetError("reset")), "connection lost"),
+        ((0.1, None), "connection lost"),
     ],
 )
-def test_failures_of_the_network_are_told_apart(raised, kind):
+def test_failures_of_the_network_are_told_apart(part, kind):
     """What the connection does wrong is a record too."""
+    record = send((1.0, token()), part)
+    assert record.error == kind
+    assert record.arrivals == [1.0]
 
-    def fail(request: httpx.Request) -> httpx.Response:
-        raise raised
 
-    assert send(transport=httpx.MockTransport(fail)).error == kind
+def test_nobody_listens():
+    """A server that cannot be reached is a record too."""
+
+    async def work() -> RequestRecord:
+        async with HttpClient("http://test", timeout=30) as http:
+            record = RequestRecord()
+            await StreamClient(http, model="m", endpoint="chat", options={}).send(b"", record)
+            return record
+
+    assert run_virtually(work()).error == "connection refused"
 
 
 def test_comments_are_no_tokens():
@@ -97,12 +106,12 @@ def test_comments_are_no_tokens():
 
 def test_completions_are_sent_the_text():
     """The other endpoint gets the prompt as a text, and its form of answer is understood."""
-    carrier = ScriptedTransport(
+    server = VirtualServer(
         lambda _: Script([(0.5, event({"choices": [{"index": 0, "text": "a"}]})), (0, DONE)])
     )
-    record = send(endpoint="completions", transport=carrier)
+    record = send(endpoint="completions", server=server)
     assert record.ttft == 0.5
-    (body,) = carrier.bodies
+    (body,) = server.bodies
     assert body["prompt"] == "hello"
     assert (body["max_tokens"], body["top_k"], body["stream"]) == (5, 1, True)
     assert body["stream_options"] == {"include_usage": True}
