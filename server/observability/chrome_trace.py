@@ -77,8 +77,9 @@ def _request_events(history: RequestHistory, row: _Row) -> Iterator[dict[str, ob
             yield row.slice("waiting", "wait", begin=waiting_since, end=free_from)
         waiting_since = free_from if event.kind in _WAITS else None
         yield row.event(name, "i", cat="state", s="t", ts=at / 1000)
-        if event.kind in {EventKind.PREEMPTED, EventKind.FINISHED}:
-            yield row.counter(0, at=at)
+        if event.kind is not EventKind.QUEUED:
+            tokens = event.start if event.kind is EventKind.ADMITTED else 0
+            yield row.counter(tokens, at=at)
     if waiting_since is not None:
         yield row.event("waiting", "B", cat="wait", ts=waiting_since / 1000)
 

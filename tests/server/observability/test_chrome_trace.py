@@ -98,9 +98,20 @@ def test_a_wait_that_goes_on_is_open():
 
 
 def test_counter_follows_the_cache():
-    """The counter of a request rises with its tokens in the cache and ends at none."""
-    events = traced(make_request(range(6), max_tokens=3))
-    assert [e["args"]["tokens"] for e in events if e["ph"] == "C"] == [6, 7, 8, 0]
+    """The counter of a request begins at what it found, rises with each step and ends at none."""
+    requests = [make_request(range(6), max_tokens=3) for _ in range(2)]
+    timeline = Timeline()
+    scheduler = observed_scheduler(timeline)
+    for request in requests:
+        scheduler.add(request)
+        while scheduler.has_work:
+            step(scheduler)
+    histories = [timeline.history(request.request_id) for request in requests]
+    counts = [
+        [e["args"]["tokens"] for e in chrome_trace([history])["traceEvents"] if e["ph"] == "C"]
+        for history in histories
+    ]
+    assert counts == [[0, 6, 7, 8, 0], [4, 6, 7, 8, 0]]
 
 
 @pytest.mark.parametrize("start", [0.0, YEAR, 20 * YEAR])
@@ -167,4 +178,4 @@ def test_perfetto_sees_what_happened(perfetto):
     assert wait["ts"] == pytest.approx(1.1e9 - 0.2e9, abs=10)
     assert perfetto.query("select * from stats where severity != 'info' and value > 0") == []
     counted = perfetto.query("select count(*) as n, max(value) as most from counter")
-    assert counted == [{"n": 2 * (203 + 2), "most": 114}]
+    assert counted == [{"n": 2 * (203 + 4), "most": 114}]
