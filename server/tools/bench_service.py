@@ -19,6 +19,8 @@ from server.tools.workload import Lengths, random_prompts
 _IDLE_SECONDS = 4.0
 _SETTLING_SECONDS = 0.5
 _POLL_SECONDS = 0.005
+_SHORTEST_GAP = 1e-5
+"""Seconds; what arrives together has no gap, and no model is so fast that this is the usual."""
 _FIRST_SEED = 1_000_000
 """Other prompts than those of the tasks."""
 
@@ -154,4 +156,5 @@ def gap_ratios(
                 disturbed.append(later - earlier)
     disturbed.sort()
     percentile = disturbed[min(len(disturbed) - 1, len(disturbed) * 99 // 100)]
-    return percentile / median(usual), disturbed[-1] / median(usual)
+    gap = max(median(usual), _SHORTEST_GAP)
+    return percentile / gap, disturbed[-1] / gap

@@ -7,8 +7,8 @@ from engines import make_request
 from observed import observed_scheduler, step
 
 from server.observability.chrome_trace import chrome_trace
-from server.request import FinishReason
 from server.observability.timeline import Event, EventKind, RequestHistory, RequestRecord, Timeline
+from server.request import FinishReason
 
 YEAR = 365 * 86400.0
 STEPS = {EventKind.PROMPT_CHUNK, EventKind.DECODE, EventKind.RECOMPUTE}

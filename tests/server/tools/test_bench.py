@@ -172,6 +172,8 @@ def test_gaps_beside_a_prompt_are_held_against_those_before():
     many = RequestRecord(intended=0.0, arrivals=[0.0, 2.0, *range(4, 804, 4), 900.0])
     percentile, longest = gap_ratios([many], began=2.0, ended=899.0)
     assert (percentile, longest) == (2.0, 50.0)
+    together = RequestRecord(arrivals=[1.0, 1.0, 1.0, 1.0, 1.0001])
+    assert max(gap_ratios([together], began=1.0, ended=2.0)) < 11
 
 
 def test_figures_of_files_have_a_table_of_their_own():
