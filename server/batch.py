@@ -6,8 +6,6 @@ decides nothing and is never changed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -29,42 +27,40 @@ class ScheduledRequest(NamedTuple):
         return self.start + self.num_new_tokens
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """What one step computes; the requests with a single new token come first."""
 
     scheduled: tuple[ScheduledRequest, ...]
+    query_lengths: tuple[int, ...]
+    """How many new tokens each request has."""
+    sampling_requests: list[Request]
+    """Those whose next token is chosen after this step."""
+    sample_rows: list[int]
+    """The rows of the flat batch whose logits choose those tokens, in the same order."""
 
-    @cached_property
+    @classmethod
+    def of(cls, scheduled: tuple[ScheduledRequest, ...]) -> Batch:
+        """The batch of these parts, which are in order."""
+        query_lengths, sampling_requests, sample_rows, row = [], [], [], -1
+        for request, _, num_new_tokens, samples in scheduled:
+            query_lengths.append(num_new_tokens)
+            row += num_new_tokens
+            if samples:
+                sampling_requests.append(request)
+                sample_rows.append(row)
+        return cls(scheduled, tuple(query_lengths), sampling_requests, sample_rows)
+
+    @property
     def num_tokens(self) -> int:
         """New tokens of all requests, N."""
-        return sum([entry.num_new_tokens for entry in self.scheduled])
+        return sum(self.query_lengths)
 
-    @cached_property
+    @property
     def num_decodes(self) -> int:
         """How many leading requests have exactly one new token."""
-        return [entry.num_new_tokens for entry in self.scheduled].count(1)
+        return self.query_lengths.count(1)
 
-    @cached_property
+    @property
     def first_rows(self) -> list[int]:
         """The row of each request's first new token in the flat batch."""
-        return list(accumulate([e.num_new_tokens for e in self.scheduled[:-1]], initial=0))
-
-    @cached_property
-    def sampling(self) -> list[ScheduledRequest]:
-        """The parts of the requests whose next token is chosen after this step."""
-        return [entry for entry in self.scheduled if entry.samples]
-
-    @cached_property
-    def sampling_requests(self) -> list[Request]:
-        """Those requests."""
-        return [entry.request for entry in self.sampling]
-
-    @cached_property
-    def sample_rows(self) -> list[int]:
-        """The rows whose logits choose those tokens, in the same order."""
-        return [
-            row + entry.num_new_tokens - 1
-            for row, entry in zip(self.first_rows, self.scheduled, strict=True)
-            if entry.samples
-        ]
+        return list(accumulate(self.query_lengths[:-1], initial=0))

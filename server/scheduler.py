@@ -21,10 +21,10 @@ from __future__ import annotations
 from bisect import insort_left, insort_right
 from collections import Counter
 
-from cache.manager import KVCacheManager
+from cache.manager import KVCacheManager, Region
 from server.batch import Batch
 from server.planning.pace import Pace
-from server.planning.step_plan import StepPlan, is_catching_up
+from server.planning.step_plan import StepPlan
 from server.request import FinishReason, Request, RequestStatus
 
 
@@ -103,27 +103,32 @@ class Scheduler:
         Returns:
             The batch to compute, to be followed by `commit`; None if there is nothing to do.
         """
+        self._make_room()
         step = StepPlan(self._max_num_batched_tokens, self._pace)
-        for request in sorted(self._running, key=is_catching_up):
-            # A preemption on behalf of an earlier one may have hit this one meanwhile.
-            if request.status is RequestStatus.RUNNING and (count := step.grant(request)) > 0:
-                self._continue(request, count, step)
+        catching_up = []
+        for request in self._running:
+            if request.num_uncomputed_tokens == 1:
+                step.schedule(request, 1)  # nobody starts without a token for all who run
+            else:
+                catching_up.append(request)
+        for request in catching_up:
+            if (count := step.grant(request)) > 0:
+                step.schedule(request, count)
         self._admit(step)
         return step.to_batch()
 
     def commit(self, batch: Batch) -> None:
         """Record that a batch has been computed; call it before its requests are finished."""
         block_size = self.manager.block_size
-        for entry in batch.scheduled:
-            request = entry.request
+        for request, start, num_new_tokens, samples in batch.scheduled:
             if request.region is None:  # it was aborted meanwhile
                 continue
-            stop = entry.stop
+            stop = start + num_new_tokens
             request.num_computed_tokens = stop
             if request.use_cache:
-                if entry.start // block_size < stop // block_size:  # a block is full
+                if start // block_size < stop // block_size:  # a block is full
                     self.manager.commit(request.region, request.token_ids, stop)
-            elif entry.samples:
+            elif samples:
                 request.num_computed_tokens = 0  # the next token starts over
 
     def finish(self, request: Request, reason: FinishReason) -> None:
@@ -142,18 +147,22 @@ class Scheduler:
             self.finish(request, FinishReason.ABORT)
         return request
 
-    def _continue(self, request: Request, count: int, step: StepPlan) -> None:
-        """Schedule a running request, preempting from the end of the order if blocks run out."""
-        region, num_tokens = request.region, request.num_computed_tokens + count
-        assert region is not None, "running requests have a region"
-        while num_tokens > region.capacity and not self.manager.extend(region, num_tokens):
-            # Not in this step yet: decodes are scheduled in order, and prompts, which come after
-            # them, have their blocks already.
-            victim = self._running[-1]
-            self._preempt(victim)
-            if victim is request:
-                return
-        step.schedule(request, count)
+    def _make_room(self) -> None:
+        """Give a block to each request whose last token has none yet, taking those of the last.
+
+        They all decode: who catches up had its blocks at admission.
+        """
+        full = [
+            (request, request.region)
+            for request in self._running
+            if request.region and request.region.capacity < len(request.token_ids)
+        ]
+        for request, region in full:
+            # It may have given way itself, be it to one before it or for want of any behind it.
+            while request.region is region:
+                if self.manager.extend(region, len(request.token_ids)):
+                    break
+                self._preempt(self._running[-1])
 
     def _preempt(self, victim: Request) -> None:
         """Take a running request's blocks; it keeps its tokens and waits ahead of its equals."""
@@ -183,13 +192,17 @@ class Scheduler:
             if region is None:
                 return
             self._waiting.pop(0)
-            insort_right(self._running, request, key=_rank)
-            request.status = RequestStatus.RUNNING
-            request.region = region
-            request.num_computed_tokens = region.num_cached_tokens
-            if request.num_preemptions == 0:
-                request.num_cached_tokens = region.num_cached_tokens
+            self._start(request, region)
             step.schedule(request, step.grant(request))
+
+    def _start(self, request: Request, region: Region) -> None:
+        """Let a request run in its region."""
+        insort_right(self._running, request, key=_rank)
+        request.status = RequestStatus.RUNNING
+        request.region = region
+        request.num_computed_tokens = region.num_cached_tokens
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = region.num_cached_tokens
 
     def _prefix_is_coming(self, request: Request, step: StepPlan) -> bool:
         """Whether someone in this step is about to compute the next block `request` could share.

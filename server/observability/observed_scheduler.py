@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from cache.manager import KVCacheManager
+from cache.manager import KVCacheManager, Region
 from server.batch import Batch
 from server.observability.timeline import Timeline
 from server.planning.pace import Pace
@@ -41,16 +41,7 @@ class ObservedScheduler(Scheduler):
     def schedule(self) -> Batch | None:
         """Plan the next step; see Scheduler."""
         self._step_started = time.monotonic()
-        batch = super().schedule()
-        if batch is not None:
-            for entry in batch.scheduled:
-                if self._timeline.is_waiting(entry.request):
-                    self._timeline.admitted(
-                        entry.request,
-                        num_queried=self._num_queried(entry.request),
-                        time=self._step_started,
-                    )
-        return batch
+        return super().schedule()
 
     def commit(self, batch: Batch) -> None:
         """Record that a batch has been computed; see Scheduler."""
@@ -61,6 +52,12 @@ class ObservedScheduler(Scheduler):
         """End a request; see Scheduler."""
         super().finish(request, reason)
         self._timeline.finished(request, reason, time=time.monotonic())
+
+    def _start(self, request: Request, region: Region) -> None:
+        super()._start(request, region)
+        self._timeline.admitted(
+            request, num_queried=self._num_queried(request), time=self._step_started
+        )
 
     def _preempt(self, victim: Request) -> None:
         super()._preempt(victim)

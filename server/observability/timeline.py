@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from server.batch import Batch, ScheduledRequest
+from server.batch import Batch
 from server.request import FinishReason, Request, RequestStatus
 
 MAX_EVENTS = 1 << 17
@@ -196,10 +196,6 @@ class Timeline:
             record, EventKind.ADMITTED, time=time, start=found, count=request.region.capacity
         )
 
-    def is_waiting(self, request: Request) -> bool:
-        """Whether the request has no region, as far as was told."""
-        return self._records[request.request_id].status is RequestStatus.WAITING
-
     def preempted(self, request: Request, *, time: float) -> None:
         """A request lost its region."""
         record = self._records[request.request_id]
@@ -217,19 +213,20 @@ class Timeline:
         totals.last_step_seconds = ended - started
         totals.last_batch_size, totals.last_batch_tokens = batch_size, batch_tokens
         self._step_size_counts[min((batch_tokens - 1).bit_length(), len(STEP_SIZES))] += 1
-        for entry in batch.scheduled:
-            record = self._records.get(entry.request.request_id)
-            if record is None or record.status is not RequestStatus.RUNNING:
+        seconds, records, running = ended - started, self._records, RequestStatus.RUNNING
+        for request, start, count, samples in batch.scheduled:
+            record = records.get(request.request_id)
+            if record is None or record.status is not running:
                 continue
-            record.num_computed_tokens = entry.stop
-            kind = _kind(entry)
-            if entry.samples:
+            record.num_computed_tokens = start + count
+            kind = _kind(record, count, samples=samples)
+            if samples:
                 record.num_output_tokens += 1
                 totals.num_generated_tokens += 1
                 if record.first_token_time is None:
                     record.first_token_time = ended
-            self._write(record, (started, ended - started, record.serial, kind, entry.start,
-                                 entry.num_new_tokens, batch_size, batch_tokens))  # fmt: skip
+            self._write(record, (started, seconds, record.serial, kind, start, count, batch_size,
+                                 batch_tokens))  # fmt: skip
         self.num_changes += 1
 
     def finished(self, request: Request, reason: FinishReason, *, time: float) -> None:
@@ -333,11 +330,8 @@ class Timeline:
         record.num_events += 1
 
 
-def _kind(entry: ScheduledRequest) -> EventKind:
-    """What a step did for a request; its token is not appended yet."""
-    request = entry.request
-    if request.num_output_tokens == 0:
+def _kind(record: RequestRecord, count: int, *, samples: bool) -> EventKind:
+    """What `count` new tokens are to a request; the one it may sample is not counted yet."""
+    if record.num_output_tokens == 0:
         return EventKind.PROMPT_CHUNK
-    if entry.num_new_tokens == 1 and entry.samples:
-        return EventKind.DECODE
-    return EventKind.RECOMPUTE
+    return EventKind.DECODE if count == 1 and samples else EventKind.RECOMPUTE

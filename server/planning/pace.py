@@ -32,9 +32,14 @@ class Pace:
     context_tokens: float = math.inf
     """How many tokens before it make a token cost twice as much."""
 
-    def cost(self, position: int) -> float:
-        """What computing the token at a position costs."""
-        return 1.0 + position / self.context_tokens
+    def cost(self, position: int, *, count: int = 1) -> float:
+        """What computing the token at a position costs, or `count` tokens whose positions add up.
+
+        Args:
+            position: Of the token, or the sum of theirs.
+            count: How many tokens.
+        """
+        return count + position / self.context_tokens
 
     def room(self, decodes: float) -> float:
         """What prompts may cost in a step in which others decode.

@@ -7,6 +7,7 @@ scheduler's business.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from server.batch import Batch, ScheduledRequest
 from server.planning.pace import Pace
@@ -22,14 +23,16 @@ class StepPlan:
     """
 
     def __init__(self, max_tokens: int, pace: Pace) -> None:
-        self._scheduled: list[ScheduledRequest] = []
+        self._single: list[ScheduledRequest] = []
+        self._longer: list[ScheduledRequest] = []
         self._tokens_left = max_tokens
         self._pace = pace
-        self._decodes = 0.0
+        self._num_decodes = 0
+        self._decode_positions = 0
         self._prompts = 0.0
 
     def __iter__(self) -> Iterator[ScheduledRequest]:
-        return iter(self._scheduled)
+        return chain(self._single, self._longer)
 
     @property
     def is_full(self) -> bool:
@@ -40,7 +43,7 @@ class StepPlan:
         """How many tokens of the request this step can compute."""
         uncomputed = request.num_uncomputed_tokens
         tokens = min(uncomputed, self._tokens_left)
-        if uncomputed > 1 and self._decodes:
+        if uncomputed > 1 and self._num_decodes:
             if self._time_left <= 0.0:
                 return 0
             cost = self._pace.cost(request.num_computed_tokens)
@@ -54,24 +57,21 @@ class StepPlan:
         if num_tokens - start > 1:
             self._prompts += count * self._pace.cost(start)
         else:
-            self._decodes += self._pace.cost(start)
+            self._num_decodes += 1
+            self._decode_positions += start
         self._tokens_left -= count
         caught_up = start + count == num_tokens
         samples = caught_up and request.params.max_tokens > 0
-        self._scheduled.append(ScheduledRequest(request, start, count, samples))
+        entries = self._single if count == 1 else self._longer
+        entries.append(ScheduledRequest(request, start, count, samples))
 
     def to_batch(self) -> Batch | None:
         """The finished batch, single tokens first; None if it is empty."""
-        if not self._scheduled:
-            return None
-        return Batch(tuple(sorted(self._scheduled, key=lambda entry: entry.num_new_tokens > 1)))
+        scheduled = (*self._single, *self._longer)
+        return Batch.of(scheduled) if scheduled else None
 
     @property
     def _time_left(self) -> float:
         """What catching up may still cost."""
-        return self._pace.room(self._decodes) - self._prompts
-
-
-def is_catching_up(request: Request) -> bool:
-    """Whether more than the usual one token is left to compute; False sorts first."""
-    return request.num_uncomputed_tokens > 1
+        decodes = self._pace.cost(self._decode_positions, count=self._num_decodes)
+        return self._pace.room(decodes) - self._prompts

@@ -67,9 +67,10 @@ class Server:
             for position in range(entry.start, entry.stop):
                 token = entry.request.token_ids[position]
                 self.slots[self.slot(entry.request, position)] = token
-        chosen = [next_token(self.read(entry)) for entry in batch.sampling]
+        sampling = [entry for entry in batch.scheduled if entry.samples]
+        chosen = [next_token(self.read(entry)) for entry in sampling]
         self.scheduler.commit(batch)
-        for entry, token in zip(batch.sampling, chosen, strict=True):
+        for entry, token in zip(sampling, chosen, strict=True):
             entry.request.token_ids.append(token)
         for entry in batch.scheduled:
             request = entry.request
@@ -200,16 +201,15 @@ def test_a_prompt_is_computed_in_chunks_and_sampled_at_its_end() -> None:
 
 def test_rows_of_a_batch_are_laid_out_one_request_after_the_other() -> None:
     """First rows count up the new tokens before; sampled rows are the last of those that sample."""
-    request = make_request([0] * 9)
     scheduled = tuple(
-        ScheduledRequest(request, 0, length, samples=samples)
+        ScheduledRequest(make_request([0] * 9), 0, length, samples=samples)
         for length, samples in ((1, True), (1, False), (4, False), (3, True))
     )
-    batch = Batch(scheduled)
+    batch = Batch.of(scheduled)
     assert (batch.num_tokens, batch.num_decodes) == (9, 2)
     assert batch.first_rows == [0, 1, 2, 6]
     assert batch.sample_rows == [0, 8]
-    assert batch.sampling == [scheduled[0], scheduled[3]]
+    assert batch.sampling_requests == [scheduled[0].request, scheduled[3].request]
 
 
 @pytest.mark.parametrize(("budget", "beside"), [(64, 6), (9, 64)])
@@ -450,7 +450,7 @@ def test_scoring_never_samples() -> None:
     request = make_request([1] * 9, max_tokens=0)
     server.add(request)
     server.run()
-    assert [batch.sampling for batch in server.batches] == [[], []]
+    assert [batch.sampling_requests for batch in server.batches] == [[], []]
     assert request.num_output_tokens == 0
 
 

@@ -33,8 +33,7 @@ def step(scheduler: Scheduler) -> Batch | None:
     if batch is None:
         return None
     scheduler.commit(batch)
-    for entry in batch.sampling:
-        request = entry.request
+    for request in batch.sampling_requests:
         request.token_ids.append(7)
         if request.num_output_tokens == request.params.max_tokens:
             scheduler.finish(request, FinishReason.LENGTH)

@@ -52,3 +52,15 @@ def test_a_token_too_dear_is_granted_all_the_same() -> None:
     assert plan.grant(distant) == 1
     take(plan, distant)
     assert plan.is_full
+
+
+def test_a_newcomer_with_one_token_left_is_measured_by_too() -> None:
+    """Whose prompt is cached but for a token decodes from the start, and comes before prompts."""
+    plan = StepPlan(100, PACE)
+    prompt, newcomer = request(60, computed=10), request(5, computed=4)
+    take(plan, prompt)
+    take(plan, newcomer)
+    assert plan.is_full
+    batch = plan.to_batch()
+    assert batch is not None
+    assert [entry.request for entry in batch.scheduled] == [newcomer, prompt]
