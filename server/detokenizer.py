@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from server.request import SamplingParams
@@ -24,6 +24,15 @@ class TokenSpeller(Protocol):
         """Tell whether a token is a control token."""
 
 
+class Spelling(NamedTuple):
+    """What a token adds to a text."""
+
+    data: bytes
+    text: str | None
+    """The same as text, if it is made of whole characters."""
+    is_special: bool
+
+
 class RememberedSpeller:
     """Asks a tokenizer for each token once, as the same few come again and again.
 
@@ -33,31 +42,23 @@ class RememberedSpeller:
 
     def __init__(self, tokenizer: TokenSpeller) -> None:
         self._tokenizer = tokenizer
-        self._bytes: dict[int, bytes] = {}
-        self._special: dict[int, bool] = {}
+        self._spellings: dict[int, Spelling] = {}
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes a token adds to the text."""
-        content = self._bytes.get(token_id)
-        if content is None:
-            content = self._bytes[token_id] = self._tokenizer.token_bytes(token_id)
-        return content
-
-    def is_special(self, token_id: int) -> bool:
-        """Tell whether a token is a control token."""
-        special = self._special.get(token_id)
-        if special is None:
-            special = self._special[token_id] = self._tokenizer.is_special(token_id)
-        return special
+    def spell(self, token_id: int) -> Spelling:
+        """Return what a token adds to the text."""
+        spelling = self._spellings.get(token_id)
+        if spelling is None:
+            data = self._tokenizer.token_bytes(token_id)
+            spelling = Spelling(data, _as_text(data), self._tokenizer.is_special(token_id))
+            self._spellings[token_id] = spelling
+        return spelling
 
 
-class DetokenizerOutput(NamedTuple):
-    """The text that became certain, and the stop string that ended the request, if one did."""
-
-    text: str
-    num_tokens: int
-    """How many of the given tokens were read: all of them, or up to the one that stopped."""
-    stop: str | None = None
+def _as_text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 class Detokenizer:
@@ -67,41 +68,39 @@ class Detokenizer:
     waits for its end, and is dropped if the end never comes.
 
     Args:
-        tokenizer: Spells the tokens.
+        speller: Spells the tokens; may be shared.
         params: Its stop strings, min_tokens, skip_special_tokens and include_stop_str_in_output
             are what counts here.
     """
 
-    def __init__(self, tokenizer: TokenSpeller, params: SamplingParams) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, speller: RememberedSpeller, params: SamplingParams) -> None:
+        self._speller = speller
         self._skip_special_tokens = params.skip_special_tokens
         self._shown_token_ids = params.shown_token_ids
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
-        self._stops = StopStrings(params.stop)
+        self._stops = StopStrings(params.stop) if params.stop else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_amid_character = False
         self._num_tokens = 0
         self._held = ""
         self._stopped = False
 
-    def append(self, token_ids: Sequence[int]) -> DetokenizerOutput:
-        """Take the next tokens and return the text that no later token can change.
+    def append(self, token_id: int) -> tuple[str, str | None]:
+        """Take the next token.
 
         A stop string that is complete before `min_tokens` tokens ends nothing.
+
+        Returns:
+            The text that became certain, so that no later token can change it, and the stop string
+            that ended the request, if one did.
         """
+        text = self._text_of(token_id)
+        if self._stops is None:  # nothing is ever held
+            return text, None
         assert not self._stopped, "a stopped request got another token"
-        if not self._stops:  # nothing is ever held
-            self._num_tokens += len(token_ids)
-            return DetokenizerOutput("".join(map(self._text_of, token_ids)), len(token_ids))
-        released: list[str] = []
-        for index, token_id in enumerate(token_ids):
-            self._num_tokens += 1
-            text, stop = self._advance(self._text_of(token_id))
-            released.append(text)
-            if stop is not None:
-                self._stopped = True
-                return DetokenizerOutput("".join(released), index + 1, stop)
-        return DetokenizerOutput("".join(released), len(token_ids))
+        self._num_tokens += 1
+        return self._advance(self._held + text, self._stops)
 
     def flush(self) -> str:
         """Return what was held back as a possible stop string; the request has ended."""
@@ -110,23 +109,22 @@ class Detokenizer:
 
     def _text_of(self, token_id: int) -> str:
         """Return the characters that this token completes."""
-        if (
-            self._skip_special_tokens
-            and self._tokenizer.is_special(token_id)
-            and token_id not in self._shown_token_ids
-        ):
+        data, text, is_special = self._speller.spell(token_id)
+        if is_special and self._skip_special_tokens and token_id not in self._shown_token_ids:
             return ""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        if text is None or self._is_amid_character:
+            text = self._decoder.decode(data)
+            self._is_amid_character = bool(self._decoder.getstate()[0])
+        return text
 
-    def _advance(self, new: str) -> tuple[str, str | None]:
+    def _advance(self, text: str, stops: StopStrings) -> tuple[str, str | None]:
         """Release what is certain of the held and the new text, and look for a stop string."""
-        text = self._held + new
-        found = self._stops.find(text, checked=len(self._held))
+        found = stops.find(text, checked=len(self._held))
         if found is not None and self._num_tokens >= self._min_tokens:
             stop, start = found
-            self._held = ""
+            self._held, self._stopped = "", True
             return text[: start + len(stop) if self._include_stop else start], stop
-        certain = len(text) - self._stops.overlap(text)
+        certain = len(text) - stops.overlap(text)
         self._held = text[certain:]
         return text[:certain], None
 
@@ -138,11 +136,8 @@ class StopStrings:
         # Longest first, so that of several that end together the longest is met first.
         self._stops = sorted(set(stops), key=len, reverse=True)
         self._alphabetical = sorted(self._stops)
+        self._first_characters = {stop[0] for stop in self._stops}
         self._longest_beginning = max(map(len, self._stops), default=1) - 1
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._stops)
 
     def find(self, text: str, *, checked: int) -> tuple[str, int] | None:
         """Find the stop string that is complete first, reading character by character.
@@ -165,7 +160,7 @@ class StopStrings:
     def overlap(self, text: str) -> int:
         """Return the length of the longest ending of text that a stop string begins with."""
         for length in range(min(self._longest_beginning, len(text)), 0, -1):
-            if self._is_beginning(text[-length:]):
+            if text[-length] in self._first_characters and self._is_beginning(text[-length:]):
                 return length
         return 0
 

@@ -77,7 +77,7 @@ class OutputProcessor:
         reason, stop_reason = self._stop_token(request, token_id)
         is_complete = request.grammar is not None and _follow_grammar(request.grammar, token_id)
         hidden = reason is not None and not self._shows(request, token_id)
-        text, _, stop = detokenizer.append(() if hidden else (token_id,))
+        text, stop = ("", None) if hidden else detokenizer.append(token_id)
         if stop is not None:
             reason, stop_reason = FinishReason.STOP, stop
         elif is_complete:
@@ -87,19 +87,15 @@ class OutputProcessor:
         if reason is not None:
             text += detokenizer.flush()
             self.forget(request.request_id)
-        first = num_output_tokens == 1 and request.params.prompt_logprobs is not None
-        return RequestOutput(
-            request_id=request.request_id,
-            text=text,
-            token_ids=(token_id,),
-            logprobs=logprobs,
-            prompt_logprobs=tuple(request.prompt_logprobs) if first else None,
-            finish_reason=reason,
-            stop_reason=stop_reason,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            num_output_tokens=num_output_tokens,
-        )
+        output = RequestOutput(
+            request.request_id, text, (token_id,), logprobs,
+            request.num_prompt_tokens, request.num_cached_tokens, num_output_tokens,
+        )  # fmt: skip
+        if num_output_tokens == 1 and request.params.prompt_logprobs is not None:
+            output = output._replace(prompt_logprobs=tuple(request.prompt_logprobs))
+        if reason is not None:
+            output = output._replace(finish_reason=reason, stop_reason=stop_reason)
+        return output
 
     def _stop_token(
         self, request: Request, token_id: int
@@ -114,7 +110,7 @@ class OutputProcessor:
 
     def _shows(self, request: Request, token_id: int) -> bool:
         """Whether a token that ended the request is part of the text."""
-        if self._speller.is_special(token_id):
+        if self._speller.spell(token_id).is_special:
             return not request.params.skip_special_tokens
         return request.params.include_stop_str_in_output
 

@@ -150,7 +150,7 @@ class RequestOutput(NamedTuple):
     """What one engine step brought for one request; text and tokens are increments.
 
     A tuple, as the step makes one for each request, and a frozen dataclass takes three times as
-    long; give its fields by name.
+    long. Give its fields by name, but where the step makes it: there the first seven go by place.
 
     `text` may lag behind `token_ids`: half characters and possible stop strings are held back.
     The output with a `finish_reason` is the last one and releases all that was held.
@@ -161,13 +161,13 @@ class RequestOutput(NamedTuple):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     """One for each of `token_ids` if they were asked for, else empty."""
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    """Complete, once, in the output that brings the first token (or ends a scoring request)."""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the request; None for an end-of-text token."""
     error: str | None = None
     """A sentence for the client when finish_reason is REFUSED or ERROR."""
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """Complete, once, in the output that brings the first token (or ends a scoring request)."""
