@@ -9,7 +9,6 @@ Holds weights and scratch memory; the cache is handed in with each pass.
 from __future__ import annotations
 
 import ctypes
-import operator
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -65,7 +64,7 @@ class NativeTransformer:
         builder = _SpecBuilder(config, self.weights)
         self._kept_alive = builder.frequencies
         self._model: int = kernels.library.kv_model_create(ctypes.byref(builder.spec))
-        self._memory: tuple[object, object, object, object] = (None, None, None, None)
+        self._pass: tuple[Tensor, Tensor, CacheView] | None = None
         self._step = Step()
 
     @classmethod
@@ -115,20 +114,33 @@ class NativeTransformer:
         hidden = self.hidden_states(input_ids, positions, kv)
         return self.logits(hidden if rows is None else hidden.index_select(0, rows))
 
-    def hidden_states(self, input_ids: Tensor, positions: Tensor, kv: CacheView) -> Tensor:
-        """Run all layers, writing keys and values: (N, C), of which `logits` takes any rows."""
+    def hidden_states(
+        self, input_ids: Tensor, positions: Tensor, kv: CacheView, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Run all layers, writing keys and values: (N, C), of which `logits` takes any rows.
+
+        Args:
+            input_ids: As for `forward`.
+            positions: As for `forward`.
+            kv: As for `forward`.
+            out: (N, C) float32 and contiguous, where the result goes; new memory if it is None.
+
+        Raises:
+            ValueError: An index of the batch is out of its bounds.
+        """
         # A batch in the very same memory as the last one needs no new description.
-        memory = (input_ids, positions, kv.layout, kv.pool)
-        if not all(map(operator.is_, memory, self._memory)):
+        last = self._pass
+        if last is None or not (last[0] is input_ids and last[1] is positions and last[2] is kv):
             self._step = _describe_step(input_ids, positions, kv, config=self.config)
-            self._memory = memory
-        hidden = torch.empty(input_ids.shape[0], self.config.hidden_size)
+            self._pass = (input_ids, positions, kv)
+        if out is None:
+            out = torch.empty(input_ids.shape[0], self.config.hidden_size)
         error = self.kernels.library.kv_model_forward(
-            self._model, self.kernels.pool, ctypes.byref(self._step), hidden.data_ptr()
+            self._model, self.kernels.pool, ctypes.byref(self._step), out.data_ptr()
         )
         if error:
             raise ValueError(f"The batch cannot be run: {STEP_ERRORS[error]}.")
-        return hidden
+        return out
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute the logits (R, V), float32, of hidden states (R, C), in `out` if it is given."""
@@ -136,8 +148,7 @@ class NativeTransformer:
         num_rows = hidden.shape[0]
         if out is None:
             out = torch.empty(num_rows, self.config.vocab_size)
-        assert out.shape == (num_rows, self.config.vocab_size)
-        assert out.is_contiguous()
+        assert out.shape[0] == num_rows
         self.kernels.library.kv_model_logits(
             self._model, self.kernels.pool, hidden.data_ptr(), num_rows, out.data_ptr()
         )

@@ -34,7 +34,7 @@ class NativeSampling:
         size = kernels.threads * kernels.library.kv_sampling_scratch(width)
         self._scratch = torch.empty(size + 64, dtype=torch.uint8)
         self._scratch_address = -(-self._scratch.data_ptr() // 64) * 64
-        self._call = _Call(np.zeros(0, CHOICE))
+        self._call = _Call(torch.empty(0, width), np.zeros(0, CHOICE))
 
     def choose(
         self, logits: Tensor, choices: NDArray[np.void]
@@ -49,14 +49,12 @@ class NativeSampling:
         Returns:
             The tokens (B,), and what became of each row (B,), or None if all are chosen.
         """
-        logits = self._checked(logits)
         call = self._call
-        if call.choices is not choices:
-            call = self._call = _Call(choices)
-        assert len(call.tokens) == logits.shape[0]
+        if call.logits is not logits or call.choices is not choices:
+            call = self._call = _Call(self._checked(logits), choices)
         num_failed = self._kernels.library.kv_choose(
             self._kernels.pool,
-            logits.data_ptr(),
+            call.logits_address,
             len(call.tokens),
             self._width,
             call.choices_address,
@@ -116,11 +114,14 @@ class NativeSampling:
 class _Call:
     """The arrays of one call of kv_choose, and where they lie, for as long as calls are alike."""
 
-    def __init__(self, choices: NDArray[np.void]) -> None:
+    def __init__(self, logits: Tensor, choices: NDArray[np.void]) -> None:
         assert choices.dtype == CHOICE
+        assert len(choices) == len(logits)
+        self.logits = logits
         self.choices = choices
         self.tokens = np.zeros(len(choices), np.int64)
         self.outcomes = np.zeros(len(choices), np.int32)
+        self.logits_address = logits.data_ptr()
         self.choices_address = address(choices)
         self.tokens_address = address(self.tokens)
         self.outcomes_address = address(self.outcomes)

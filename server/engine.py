@@ -65,6 +65,7 @@ class Engine:
         self._output_processor = output_processor
         self._record_attention = record_attention
         self._token_masks = token_masks
+        self._scored: set[str] = set()  # who wants its prompt's log-probabilities, or nothing else
 
     @property
     def has_work(self) -> bool:
@@ -75,6 +76,8 @@ class Engine:
         """Take over a request; it starts when the scheduler finds room."""
         self._output_processor.add(request)
         self.scheduler.add(request)
+        if request.params.prompt_logprobs is not None or request.params.max_tokens == 0:
+            self._scored.add(request.request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request whose client went away; unknown and finished ones are ignored."""
@@ -139,15 +142,18 @@ class Engine:
         logits = self._runner.logits(hidden, rows)
         allowed = self._token_masks.finish()
         sampled = self._sampler.sample(logits, batch.sampling_requests, allowed=allowed.words)
-        sampled.failed.update(allowed.failed)
+        if allowed.failed:
+            sampled.failed.update(allowed.failed)
         return sampled
 
     def _score_prompts(self, batch: Batch, hidden: Tensor) -> list[RequestOutput]:
         """Fill in the prompt log-probabilities of this batch; end requests that want only those."""
-        finished = []
+        finished: list[RequestOutput] = []
+        if not self._scored:
+            return finished
         for entry, first_row in zip(batch.scheduled, batch.first_rows, strict=True):
             request, params = entry.request, entry.request.params
-            if params.prompt_logprobs is None and params.max_tokens > 0:
+            if request.request_id not in self._scored:
                 continue
             try:
                 if params.prompt_logprobs is not None:
@@ -204,3 +210,4 @@ class Engine:
     def _forget(self, request_id: str) -> None:
         self._output_processor.forget(request_id)
         self._sampler.forget(request_id)
+        self._scored.discard(request_id)

@@ -6,8 +6,7 @@ NumPy; on a GPU it is copied over in one piece each step. Owned by the engine; i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -25,6 +24,7 @@ from model.config import ModelConfig
 from model.native import NativeTransformer
 from server.batch import Batch, ScheduledRequest
 from server.planning.cache_plan import blocks_for
+from server.request import Request
 
 LOGIT_SLICE_BYTES = 64 * 2**20
 """Logits of scored prompts are computed in slices of at most this size."""
@@ -107,27 +107,29 @@ class ModelRunner:
             self._host.numpy(), max_tokens=max_num_batched_tokens, max_requests=max_num_seqs
         )
         # Which region each row of the block table describes, and how many of its blocks.
-        self._table_rows: list[tuple[Region | None, int]] = [(None, 0)] * max_num_seqs
-        self._windows = self._cut((1,), 1)
+        self._regions: list[Region | None] = [None] * max_num_seqs
+        self._num_blocks = [0] * max_num_seqs
         self._native = model if isinstance(model, NativeTransformer) else None
         # Memory that the system has to clear for each step anew costs more than what it is for.
-        self._logits = torch.empty(max_num_seqs if self._native else 0, model.config.vocab_size)
+        width, vocab_size = model.config.hidden_size, model.config.vocab_size
+        self._hidden = torch.empty(max_num_batched_tokens if self._native else 0, width)
+        self._logits = torch.empty(max_num_seqs if self._native else 0, vocab_size)
         self._logits_out = self._logits[:0]
-        # The kernels know no gradients, and what torch does to switch them off is a good part of
-        # what is left to do here.
-        self._mode: Callable[[], AbstractContextManager[object]] = (
-            nullcontext if self._native else torch.inference_mode
-        )
+        self._windows = self._cut((1,), 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Run all layers over the batch, writing keys and values; returns hidden states (N, C)."""
-        layout = self._lay_out(batch)
-        with self._mode():
-            return self._model.hidden_states(
-                self._windows.input_ids,
-                self._windows.positions,
-                CacheView(self._pool, layout, self._backend),
+        """Run all layers over the batch, writing keys and values.
+
+        Returns:
+            Hidden states (N, C), valid until the next call.
+        """
+        windows = self._lay_out(batch)
+        if self._native is not None:
+            return self._native.hidden_states(
+                windows.input_ids, windows.positions, windows.view, out=windows.hidden
             )
+        with torch.inference_mode():
+            return self._model.hidden_states(windows.input_ids, windows.positions, windows.view)
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Logits (R, V) of the given rows of the batch, float32, valid until the next call.
@@ -137,7 +139,7 @@ class ModelRunner:
             rows: At most one for each request, in order.
         """
         if self._native is None:
-            with self._mode():
+            with torch.inference_mode():
                 return self._model.logits(_select(hidden, rows))
         if self._logits_out.shape[0] != len(rows):
             self._logits_out = self._logits[: len(rows)]
@@ -148,7 +150,7 @@ class ModelRunner:
         step = max(1, LOGIT_SLICE_BYTES // (4 * self._model.config.vocab_size))
         for start in range(rows.start, rows.stop, step):
             part = range(start, min(start + step, rows.stop))
-            with self._mode():
+            with torch.inference_mode():
                 logits = self._model.logits(_select(hidden, part))
             yield part, logits
 
@@ -156,35 +158,38 @@ class ModelRunner:
         """Run one batch before the first request, so that nobody waits for lazy set-up."""
         self.logits(self.forward(batch), [0])
 
-    def _lay_out(self, batch: Batch) -> BatchLayout:
+    def _lay_out(self, batch: Batch) -> _Windows:
         """Fill the buffer, and cut it to what this batch uses."""
         scheduled, num_decodes = batch.scheduled, batch.num_decodes
-        query_lengths = tuple([entry.num_new_tokens for entry in scheduled])
-        query_starts = [0, *accumulate(query_lengths)]
-        key_lengths = [entry.start + entry.num_new_tokens for entry in scheduled]
-        self._input.query_starts[: len(query_starts)] = query_starts
-        self._input.key_lengths[: len(key_lengths)] = key_lengths
         self._fill_decodes(scheduled[:num_decodes])
-        for entry, row in zip(scheduled[num_decodes:], query_starts[num_decodes:], strict=False):
+        for entry, row in zip(scheduled[num_decodes:], batch.first_rows[num_decodes:], strict=True):
             self._fill_chunk(entry, row)
+        key_lengths = [entry.start + entry.num_new_tokens for entry in scheduled]
+        self._input.key_lengths[: len(key_lengths)] = key_lengths
         for index, entry in enumerate(scheduled):
-            self._fill_table(index, entry.request.region)
+            region = _region(entry.request)
+            if (
+                self._num_blocks[index] != len(region.block_ids)
+                or self._regions[index] is not region
+            ):
+                self._fill_table(index, region)
+        max_blocks = blocks_for(max(key_lengths), self._pool.block_size)
+        if self._windows.form != (batch.query_lengths, max_blocks):
+            self._windows = self._cut(batch.query_lengths, max_blocks)
         if self._device is not self._host:
             self._device.copy_(self._host, non_blocking=True)
-        max_blocks = blocks_for(max(key_lengths), self._pool.block_size)
-        if not self._windows.fit(query_lengths, max_blocks):
-            self._windows = self._cut(query_lengths, max_blocks)
-        return self._windows.layout
+        return self._windows
 
     def _fill_decodes(self, entries: Sequence[ScheduledRequest]) -> None:
         """Token ids, positions and slots of the requests with one new token, which come first."""
-        rows = slice(len(entries))
-        size = self._pool.block_size
-        self._input.input_ids[rows] = [entry.request.token_ids[entry.start] for entry in entries]
+        rows, size = slice(len(entries)), self._pool.block_size
+        input_ids, slots = [], []
+        for request, start, _, _ in entries:
+            input_ids.append(request.token_ids[start])
+            slots.append(_region(request).block_ids[start // size] * size + start % size)
+        self._input.input_ids[rows] = input_ids
         self._input.positions[rows] = [entry.start for entry in entries]
-        self._input.slots[rows] = [
-            _blocks(entry)[entry.start // size] * size + entry.start % size for entry in entries
-        ]
+        self._input.slots[rows] = slots
 
     def _fill_chunk(self, entry: ScheduledRequest, row: int) -> None:
         """Token ids, positions and slots of one request's new tokens, from `row` on."""
@@ -195,27 +200,25 @@ class ModelRunner:
         positions = np.arange(start, start + count)
         self._input.positions[rows] = positions
         first = start // block_size
-        blocks = np.array(_blocks(entry)[first : blocks_for(start + count, block_size)])
+        blocks = np.array(
+            _region(entry.request).block_ids[first : blocks_for(start + count, block_size)]
+        )
         self._input.slots[rows] = (
             blocks[positions // block_size - first] * block_size + positions % block_size
         )
 
-    def _fill_table(self, index: int, region: Region | None) -> None:
+    def _fill_table(self, index: int, region: Region) -> None:
         """A request's blocks in row `index`; blocks written in an earlier step stay."""
-        assert region is not None
-        owner, known = self._table_rows[index]
         count = len(region.block_ids)
-        if owner is not region:
-            known = 0
-        elif known == count:
-            return
+        known = self._num_blocks[index] if self._regions[index] is region else 0
         self._input.block_table[index, known:count] = region.block_ids[known:]
         self._input.block_table[index, count:] = PADDING_BLOCK
-        self._table_rows[index] = (region, count)
+        self._regions[index], self._num_blocks[index] = region, count
 
     def _cut(self, query_lengths: tuple[int, ...], max_blocks: int) -> _Windows:
         """The buffer's windows on the device, cut to what such a batch uses."""
         num_tokens, num_requests = sum(query_lengths), len(query_lengths)
+        self._input.query_starts[: num_requests + 1] = [*accumulate(query_lengths, initial=0)]
         sizes = [self._max_tokens] * 3 + [self._max_requests + 1, self._max_requests]
         *lists, table = self._device.split_with_sizes([*sizes, len(self._device) - sum(sizes)])
         used = [num_tokens] * 3 + [num_requests + 1, num_requests]
@@ -230,7 +233,9 @@ class ModelRunner:
             num_decodes=query_lengths.count(1),
             max_key_length=max_blocks * self._pool.block_size,
         )
-        return _Windows(input_ids, positions, layout)
+        view = CacheView(self._pool, layout, self._backend)
+        form = query_lengths, max_blocks
+        return _Windows(input_ids, positions, view, hidden=self._hidden[:num_tokens], form=form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,18 +244,16 @@ class _Windows:
 
     input_ids: Tensor
     positions: Tensor
-    layout: BatchLayout
+    view: CacheView
+    hidden: Tensor
+    """(N, C) where the kernels write the hidden states."""
+    form: tuple[tuple[int, ...], int]
+    """How many new tokens each request has, and how many blocks the longest has."""
 
-    def fit(self, query_lengths: tuple[int, ...], max_blocks: int) -> bool:
-        """Whether a batch of so many new and known tokens has this form."""
-        layout = self.layout
-        return layout.query_lengths == query_lengths and layout.block_table.shape[1] == max_blocks
 
-
-def _blocks(entry: ScheduledRequest) -> list[int]:
-    region = entry.request.region
-    assert region is not None, "whoever is scheduled has a region"
-    return region.block_ids
+def _region(request: Request) -> Region:
+    assert request.region is not None, "whoever is scheduled has a region"
+    return request.region
 
 
 def _select(hidden: Tensor, rows: Sequence[int]) -> Tensor:

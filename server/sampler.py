@@ -117,7 +117,6 @@ class Sampler:
             allowed: (B, words) the tokens that may be chosen, bit i of word w for token 32 w + i;
                 None is all.
         """
-        assert logits.shape == (len(requests), self._vocab_size)
         if not requests:
             return SamplerOutput(token_ids=[], logprobs=[])
         if self._batch != requests:
@@ -173,6 +172,8 @@ class Sampler:
         self, logits: Tensor, token_ids: Sequence[int], failed: dict[int, str]
     ) -> list[TokenLogprob | None]:
         scored: list[TokenLogprob | None] = [None] * len(token_ids)
+        if not self._scored:
+            return scored
         wanted = [(row, top) for row, top in self._scored if row not in failed]
         if wanted:
             rows = [row for row, _ in wanted]

@@ -8,7 +8,7 @@ Owned by the Sampler, on the engine thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from server.sampling.randomness import streams, uniforms_of, words
 _REASONS = {ROW_NOT_FINITE: NOT_FINITE, ROW_NOTHING_ALLOWED: NOTHING_ALLOWED}
 
 _ALL_OF_A_WORD = -1
+_STEPS_AHEAD = 32
 
 
 class NativeChooser:
@@ -42,9 +43,8 @@ class NativeChooser:
         self._sampling = NativeSampling(kernels, vocab_size)
         self._choices = np.zeros(0, CHOICE)
         self._edited: dict[int, _EditedRow] = {}
-        self._random: list[Request] = []
-        self._random_rows: list[int] = []
-        self._streams = words([])
+        self._requests: Sequence[Request] = ()
+        self._draws: _Draws | None = None
 
     def begin(self, requests: Sequence[Request], edits: Mapping[int, LogitEdits]) -> None:
         """Learn which requests the rows of the next steps belong to."""
@@ -58,18 +58,14 @@ class NativeChooser:
             row: _EditedRow(edit, choices[row : row + 1], vocab_size=self._vocab_size)
             for row, edit in edits.items()
         }
-        self._random_rows = [row for row, one in enumerate(params) if not one.is_greedy]
-        self._random = [requests[row] for row in self._random_rows]
-        self._streams = streams(
-            words([request.params.seed for request in self._random]),
-            words([request.choice for request in self._random]),
-        )
+        self._requests = requests
+        self._draws = None if all(one.is_greedy for one in params) else _Draws(requests)
 
     def choose(self, logits: Tensor, *, allowed: Words | None) -> tuple[list[int], dict[int, str]]:
         """Choose a token in each row (B, V); failed rows are named with the reason."""
-        if self._random:
-            positions = words([len(request.token_ids) for request in self._random])
-            self._choices["uniform"][self._random_rows] = uniforms_of(self._streams, positions)
+        if self._draws is not None:
+            positions = [len(request.token_ids) for request in self._requests]
+            self._choices["uniform"] = self._draws.at(positions)
         for edited in self._edited.values():
             edited.refresh()
         if allowed is not None:
@@ -117,6 +113,32 @@ class NativeChooser:
         if allowed is not None:
             rows = np.flatnonzero((allowed != _ALL_OF_A_WORD).any(1))
             self._choices["allowed"][rows] = address(allowed) + rows * allowed.strides[0]
+
+
+class _Draws:
+    """The random numbers of some requests, found for many steps at once: one step takes as long.
+
+    Args:
+        requests: (B,) whose they are.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._streams = streams(
+            words([request.params.seed for request in requests]),
+            words([request.choice for request in requests]),
+        )
+        self._positions: list[int] = []
+        self._coming: Iterator[npt.NDArray[np.float64]] = iter(())
+
+    def at(self, positions: list[int]) -> npt.NDArray[np.float64]:
+        """The numbers (B,) for the tokens at these positions; fastest if each is the next one."""
+        row = next(self._coming, None) if positions == self._positions else None
+        if row is None:
+            steps = np.arange(_STEPS_AHEAD, dtype=np.uint64)[:, np.newaxis]
+            self._coming = iter(uniforms_of(self._streams, words(positions) + steps))
+            row = next(self._coming)
+        self._positions = [position + 1 for position in positions]
+        return row
 
 
 class _EditedRow:

@@ -6,7 +6,7 @@ Owned by the engine. A Grammar advances elsewhere (output_processor), never duri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -22,8 +22,11 @@ class AllowedTokens:
 
     words: Words | None = None
     """(B, words) bit i of word w stands for token 32 w + i; None is everything."""
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: Mapping[int, str] = field(default_factory=dict)
     """Row -> why its mask could not be found, a sentence for the client."""
+
+
+_EVERYTHING = AllowedTokens()
 
 
 class TokenMasks:
@@ -49,7 +52,7 @@ class TokenMasks:
     def finish(self) -> AllowedTokens:
         """Wait for what `begin` started."""
         if self._filled is None:
-            return AllowedTokens()
+            return _EVERYTHING
         words, failed = self._filled.result()
         return AllowedTokens(words, failed)
 
