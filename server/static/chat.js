@@ -185,14 +185,16 @@ class Stopwatch {
   #start = performance.now();
   #first = null;
   #last = null;
+  #numPieces = 0;
 
   lap() {
+    this.#numPieces += 1;
     this.#last = performance.now();
     this.#first ??= this.#last;
   }
 
-  /** Seconds until the first piece, and between tokens after it. */
-  times(numTokens) {
+  /** Seconds until the first piece, and between tokens after it: of one that was stopped, pieces. */
+  times(numTokens = this.#numPieces) {
     if (this.#first === null) return { first: null, between: null };
     return {
       first: (this.#first - this.#start) / 1000,

@@ -97,7 +97,7 @@ def _draw_percentiles(
     axes.plot(levels, high, "o--", color=colour, linewidth=1.8, markersize=6, label="p99")
     axes.plot(levels, middle, "o-", color=colour, markersize=8, label="median")
     axes.set_ylim(0, None)
-    axes.legend(loc="upper left")
+    axes.legend(loc="best")
 
 
 def _draw_throughput(axes: Axes, levels: list[float], reports: Reports) -> None:

@@ -177,13 +177,14 @@ def test_branches_share_blocks(page):
 
 @pytest.mark.slow
 def test_escape_stops_an_answer(page):
-    """Escape ends an answer and what was written stays."""
+    """Escape ends an answer; what was written stays, and its speed is told."""
     page.set("max-tokens", 300)
     page.ask("Tell me everything")
-    page.until(lambda: len(page.said()) == 2 and page.said()[1], "something is written")
+    page.until(lambda: len(page.said()) == 2 and len(page.said()[1]) > 4, "something is written")
     page.find("question").send_keys("\ue00c")
     page.until(lambda: not page.is_streaming(), "the answer ends")
     assert page.said()[1]
+    assert page.text("meter-between").endswith("s")
     page.until(lambda: page.num_held() == 0, "the request is gone")
 
 
