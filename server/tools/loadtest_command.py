@@ -30,8 +30,9 @@ def loadtest(
 ) -> None:
     """Load-test any server of the OpenAI API: latencies, throughput and errors.
 
-    With --request-rate (open loop) every latency counts from the time at which the request was
-    meant to be sent. The JSON has the names that vLLM's benchmark writes.
+    With --concurrency (closed loop) a latency counts from when the request was handed to an open
+    connection, with --request-rate (open loop) from the time at which it was meant to be sent. A
+    token has arrived when its bytes have. The JSON has the names that vLLM's benchmark writes.
     """
     for path in (figure, timeline):
         check_plottable(path)
