@@ -32,9 +32,16 @@ COMMON_FLAGS = [
     "-Wno-uninitialized",
 ]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
-AVX512 = [f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")]
+AVX512 = [
+    "-DKVSERVE_AVX512",
+    *AVX2,
+    *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")),
+    "-mprefer-vector-width=512",
+]
+AMX = [f"-m{part}" for part in ("avx512bf16", "amx-tile", "amx-bf16")]
 X86_VARIANTS = {
-    "avx512": ["-DKVSERVE_AVX512", *AVX2, *AVX512, "-mprefer-vector-width=512"],
+    "amx": ["-DKVSERVE_AMX", *AMX, *AVX512],
+    "avx512": AVX512,
     "avx2": ["-DKVSERVE_AVX2", *AVX2],
 }
 

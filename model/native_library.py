@@ -17,7 +17,7 @@ from model.errors import ModelError
 from model.native_abi import ABI_VERSION, SIGNATURES
 from model.packed_memory import PackedMemory
 
-InstructionSet = Literal["avx512", "avx2", "portable"]
+InstructionSet = Literal["amx", "avx512", "avx2", "portable"]
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
 """Best first; each runs everywhere the one before it does."""
 

@@ -47,7 +47,7 @@ void float_tile(const Tile& t) {
   const int64_t inputs = t.job->matrix->in_features;
   const int64_t panel_bytes = t.layout->panel_bytes;
   constexpr int64_t pair_bytes = kPanel * 4 * (Format == KV_F32 ? 2 : 1);
-  const float* x = t.job->x + t.row * inputs;
+  const float* x = t.job->input->floats() + t.row * inputs;
   F sums[R][V] = {};
   const uint8_t* at = t.panel;
   int64_t k = 0;

@@ -12,41 +12,13 @@
 #include "buffer.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "linear_input.h"
 #include "matrix.h"
 #include "pool_handle.h"
 #include "simd.h"
 
 namespace kvserve {
 namespace {
-
-// Rows as the products that read them want them: floats, and rounded to int8 if any asks for it.
-class LinearInput {
- public:
-  void prepare(int64_t rows, int64_t width, bool quantise) {
-    width_ = width;
-    floats_ = float_buffer_.reserve(rows * width);
-    quantise_ = quantise;
-    if (quantise)
-      quantised_.bind(byte_buffer_.reserve(QuantisedRows::bytes(rows, width) / 4), width);
-  }
-  float* row(int64_t r) { return floats_ + r * width_; }
-  float* floats() { return floats_; }
-  int64_t width() const { return width_; }
-  void finish_row(int64_t r) {
-    if (quantise_) quantised_.quantise_row(r, row(r), width_);
-  }
-  bool quantises() const { return quantise_; }
-  LinearJob job(const kv_matrix& matrix, float* out, int64_t out_stride, bool accumulate) {
-    return {&matrix, floats_, &quantised_, out, out_stride, accumulate};
-  }
-
- private:
-  Buffer float_buffer_, byte_buffer_;
-  QuantisedRows quantised_;
-  float* floats_ = nullptr;
-  int64_t width_ = 0;
-  bool quantise_ = false;
-};
 
 // Enough values in a piece that handing it out does not cost more than the piece.
 template <class Body>
@@ -112,15 +84,7 @@ struct kv_model {
   void norm_row(const kv_norm& norm, const float* x, float* out) const;
   // The residual's own norm, if any, then the norm before the next product.
   void finish_block(ThreadPool& pool, int64_t tokens, const kv_norm& out_norm,
-                    const kv_norm& next_norm, bool quantise, float* x);
-  // Whether the products before this layer's attention or MLP, or after the last layer, read int8.
-  bool attention_quantises(const kv_layer& layer) const {
-    return is_quantised(layer.q.format) || is_quantised(layer.k.format) ||
-           is_quantised(layer.v.format);
-  }
-  bool mlp_quantises(const kv_layer& layer) const {
-    return is_quantised(layer.up.format) || (layer.gate.data && is_quantised(layer.gate.format));
-  }
+                    const kv_norm& next_norm, Forms forms, float* x);
 
   std::vector<kv_layer> layers;
   std::vector<kv_rotary_spec> rotaries;
@@ -177,9 +141,9 @@ void kv_model::embed(ThreadPool& pool, const kv_step& step, float* x) {
 }
 
 void kv_model::finish_block(ThreadPool& pool, int64_t tokens, const kv_norm& out_norm,
-                            const kv_norm& next_norm, bool quantise, float* x) {
+                            const kv_norm& next_norm, Forms forms, float* x) {
   const int64_t width = spec.hidden_size;
-  normed.prepare(tokens, width, quantise);
+  normed.prepare(tokens, width, forms);
   run_rows(pool, tokens, width, [&](int64_t r) {
     if (out_norm.weight) {
       norm_row(out_norm, added + r * width, added + r * width);
@@ -218,21 +182,21 @@ void kv_model::attend(ThreadPool& pool, const kv_step& step, int64_t index, floa
   cache.values = static_cast<char*>(cache.values) + index * step.layer_bytes;
 
   float* qkv = qkv_memory.reserve(tokens * stride);
-  const LinearJob jobs[] = {normed.job(layer.q, qkv, stride, false),
-                            normed.job(layer.k, qkv + q_width, stride, false),
-                            normed.job(layer.v, qkv + q_width + kv_width, stride, false)};
+  const LinearJob jobs[] = {{&layer.q, &normed, qkv, stride, false},
+                            {&layer.k, &normed, qkv + q_width, stride, false},
+                            {&layer.v, &normed, qkv + q_width + kv_width, stride, false}};
   run_linear(pool, jobs, 3, tokens);
   run_rows(pool, tokens, 2 * stride,
            [&](int64_t r) { place_heads(step, layer, cache, r, qkv + r * stride); });
 
-  attended.prepare(tokens, q_width, is_quantised(layer.o.format));
+  attended.prepare(tokens, q_width, Forms(layer.o));
   run_attention(pool, plan_for(layer.window), scratch,
                 {&cache, &step.batch, qkv, stride, spec.heads,
                  static_cast<float>(spec.attention_scale), attended.floats(), q_width});
-  if (attended.quantises())
+  if (attended.is_rounded())
     run_rows(pool, tokens, q_width, [&](int64_t r) { attended.finish_row(r); });
   const bool direct = !layer.attention_out.weight;
-  const LinearJob out = attended.job(layer.o, direct ? x : added, spec.hidden_size, direct);
+  const LinearJob out{&layer.o, &attended, direct ? x : added, spec.hidden_size, direct};
   run_linear(pool, &out, 1, tokens);
 }
 
@@ -243,17 +207,17 @@ void kv_model::run_mlp(ThreadPool& pool, int64_t tokens, int64_t index, float* x
   const int64_t stride = gated ? 2 * width : width;
   float* inner = hidden_memory.reserve(tokens * stride);
   float* up = gated ? inner + width : inner;
-  LinearJob jobs[2] = {normed.job(layer.up, up, stride, false)};
-  if (gated) jobs[1] = normed.job(layer.gate, inner, stride, false);
+  LinearJob jobs[2] = {{&layer.up, &normed, up, stride, false}};
+  if (gated) jobs[1] = {&layer.gate, &normed, inner, stride, false};
   run_linear(pool, jobs, gated ? 2 : 1, tokens);
-  activated.prepare(tokens, width, is_quantised(layer.down.format));
+  activated.prepare(tokens, width, Forms(layer.down));
   run_rows(pool, tokens, 2 * width, [&](int64_t r) {
     activation_row(spec.activation, inner + r * stride, gated ? up + r * stride : nullptr, width,
                    activated.row(r));
     activated.finish_row(r);
   });
   const bool direct = !layer.mlp_out.weight;
-  const LinearJob out = activated.job(layer.down, direct ? x : added, spec.hidden_size, direct);
+  const LinearJob out{&layer.down, &activated, direct ? x : added, spec.hidden_size, direct};
   run_linear(pool, &out, 1, tokens);
 }
 
@@ -262,26 +226,27 @@ void kv_model::forward(ThreadPool& pool, const kv_step& step, float* x) {
   added = added_memory.reserve(step.tokens * spec.hidden_size);
   plan(step);
   embed(pool, step, x);
-  finish_block(pool, step.tokens, none, layers[0].input, attention_quantises(layers[0]), x);
+  const auto attention_forms = [](const kv_layer& l) { return Forms(l.q, l.k, l.v); };
+  finish_block(pool, step.tokens, none, layers[0].input, attention_forms(layers[0]), x);
   for (int64_t i = 0; i < static_cast<int64_t>(layers.size()); ++i) {
     const kv_layer& layer = layers[i];
     attend(pool, step, i, x);
-    finish_block(pool, step.tokens, layer.attention_out, layer.mlp, mlp_quantises(layer), x);
+    finish_block(pool, step.tokens, layer.attention_out, layer.mlp, Forms(layer.up, layer.gate), x);
     run_mlp(pool, step.tokens, i, x);
     const bool last = i + 1 == static_cast<int64_t>(layers.size());
     if (!last || layer.mlp_out.weight)
       finish_block(pool, step.tokens, layer.mlp_out, last ? none : layers[i + 1].input,
-                   !last && attention_quantises(layers[i + 1]), x);
+                   last ? Forms() : attention_forms(layers[i + 1]), x);
   }
 }
 
 void kv_model::logits(ThreadPool& pool, const float* hidden, int64_t rows, float* out) {
-  final_rows.prepare(rows, spec.hidden_size, is_quantised(spec.output.format));
+  final_rows.prepare(rows, spec.hidden_size, Forms(spec.output));
   run_rows(pool, rows, spec.hidden_size, [&](int64_t r) {
     norm_row(spec.final, hidden + r * spec.hidden_size, final_rows.row(r));
     final_rows.finish_row(r);
   });
-  const LinearJob job = final_rows.job(spec.output, out, spec.output.out_features, false);
+  const LinearJob job{&spec.output, &final_rows, out, spec.output.out_features, false};
   run_linear(pool, &job, 1, rows);
 }
 

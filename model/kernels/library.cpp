@@ -6,6 +6,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "pool_handle.h"
 
@@ -16,13 +20,30 @@ bool supports_f16c() {
   unsigned int a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
 }
+
+// Whether AMX and AVX-512 can multiply bfloat16.  Linux gives a process the matrix registers only
+// when it asks for them.
+bool may_use_amx() {
+#if defined(__linux__)
+  constexpr unsigned int kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAvx512Bf16 = 1u << 5;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  unsigned int a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kAmxBf16) || !(d & kAmxTile)) return false;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & kAvx512Bf16)) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 }  // namespace
 #endif
 
 int32_t kv_abi_version(void) { return KV_ABI_VERSION; }
 
 const char* kv_instruction_set(void) {
-#if defined(KVSERVE_AVX512)
+#if defined(KVSERVE_AMX)
+  return "amx";
+#elif defined(KVSERVE_AVX512)
   return "avx512";
 #elif defined(KVSERVE_AVX2)
   return "avx2";
@@ -39,7 +60,7 @@ const char* kv_best_instruction_set(void) {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512vnni"))
-    return "avx512";
+    return may_use_amx() ? "amx" : "avx512";
   return "avx2";
 #else
   return "portable";

@@ -2,7 +2,6 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "pool_handle.h"
 #include "tile.h"
@@ -11,10 +10,12 @@ namespace kvserve {
 namespace {
 
 constexpr int64_t kPieceBytes = 20 * 1024;     // weights of one piece: microseconds, not more
-constexpr int64_t kRowBlock = 96;              // activations that stay in a core's cache
 constexpr int64_t kPreparedBytes = 20 * 1024;  // of a tile's panels, likewise
 
 const FormatTiles& tiles_of(int32_t format) {
+#if defined(KVSERVE_AMX)
+  if (format == KV_BF16) return amx_tiles();
+#endif
   return is_quantised(format) ? quantised_tiles(format) : float_tiles(format);
 }
 
@@ -56,16 +57,16 @@ void run_piece(const Piece& piece, const Piece& next) {
     const int64_t parts =
         range.prepare ? ceil_div(layout.groups, kPreparedBytes / range.prepared_bytes) : 1;
     for (int64_t part = 0; part < parts; ++part) {
-      Tile tile{piece.job, &layout, first, piece.row_begin, panel * kPanel,
+      Tile tile{piece.job, &layout, first, piece.row_begin, 0, panel * kPanel,
                 layout.groups * part / parts, layout.groups * (part + 1) / parts,
                 scratch.prepared, scratch.partial, &ahead};
       if (range.prepare)
         range.prepare(layout, first, tile.group_begin, tile.group_end, scratch.prepared);
       for (int64_t count = ceil_div(rows, range.height); count > 0; --count) {
-        const int height = static_cast<int>(ceil_div(piece.row_end - tile.row, count));
-        range.of(height)(tile);
-        tile.row += height;
-        tile.partial += height * range.panels * kPanel;
+        tile.height = static_cast<int>(ceil_div(piece.row_end - tile.row, count));
+        range.of(tile.height)(tile);
+        tile.row += tile.height;
+        tile.partial += tile.height * range.panels * kPanel;
       }
     }
     panel += range.panels;
@@ -77,8 +78,14 @@ class Cut {
  public:
   Cut(const LinearJob* jobs, int job_count, int64_t rows)
       : jobs_(jobs), job_count_(job_count), rows_(rows) {
-    const int64_t blocks = ceil_div(rows, kRowBlock);
-    block_rows_ = std::min(rows, ceil_div(ceil_div(rows, blocks), 12) * 12);
+    int64_t most_rows = rows, height = 1;
+    for (int j = 0; j < job_count; ++j) {
+      const FormatTiles& tiles = tiles_of(jobs[j].matrix->format);
+      most_rows = std::min(most_rows, tiles.row_block);
+      height = std::max<int64_t>(height, tiles.usual.height);
+    }
+    const int64_t even = ceil_div(rows, ceil_div(rows, most_rows));
+    block_rows_ = std::min(most_rows, ceil_div(even, height) * height);
     for (int j = 0; j < job_count; ++j) {
       const kv_matrix& m = *jobs[j].matrix;
       Layout& l = layouts_[j] = layout_of(m.format, m.out_features, m.in_features);
@@ -126,15 +133,12 @@ void kv_linear(kv_pool* pool, const kv_matrix* matrix, const float* x, int64_t r
                int64_t out_stride, int32_t accumulate) {
   if (rows <= 0) return;
   PoolCall call(pool);
-  std::vector<uint8_t> memory;
-  QuantisedRows quantised;
-  if (is_quantised(matrix->format)) {
-    memory.resize(QuantisedRows::bytes(rows, matrix->in_features));
-    quantised.bind(memory.data(), matrix->in_features);
-    call->run(rows, [&](int64_t row, int) {
-      quantised.quantise_row(row, x + row * matrix->in_features, matrix->in_features);
-    });
-  }
-  const LinearJob job{matrix, x, &quantised, out, out_stride, accumulate != 0};
+  LinearInput input;
+  input.prepare(rows, matrix->in_features, Forms(*matrix));
+  call->run(rows, [&](int64_t row, int) {
+    std::copy_n(x + row * matrix->in_features, matrix->in_features, input.row(row));
+    input.finish_row(row);
+  });
+  const LinearJob job{matrix, &input, out, out_stride, accumulate != 0};
   run_linear(*call, &job, 1, rows);
 }

@@ -39,6 +39,16 @@ void gather_one_row(const kv_matrix& matrix, int64_t row, float scale, float* ou
 
 KV_INLINE bool is_quantised(int32_t format) { return format >= KV_INT8; }
 
+// Whether products with such weights read activations rounded to bfloat16.
+KV_INLINE bool reads_bfloat16(int32_t format) {
+#if defined(KVSERVE_AMX)
+  return format == KV_BF16;
+#else
+  (void)format;
+  return false;
+#endif
+}
+
 inline Layout layout_of(int32_t format, int64_t out_features, int64_t in_features) {
   Layout l{};
   l.panels = ceil_div(out_features, kPanel);

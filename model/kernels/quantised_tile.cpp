@@ -140,7 +140,8 @@ template <int Format, int R, int P, bool IsPrepared>
 void quantised_tile(const Tile& t) {
   constexpr int V = P * kVectors;
   using From = Prepared<Format>;
-  const int64_t groups = t.job->quantised->groups, panel_bytes = t.layout->panel_bytes;
+  const QuantisedRows& rows = t.job->input->quantised();
+  const int64_t groups = rows.groups, panel_bytes = t.layout->panel_bytes;
   constexpr int64_t group_bytes = IsPrepared && Format != KV_INT8
                                       ? V * From::bytes
                                       : kPanel * kGroup / (Format == KV_INT8 ? 1 : 2);
@@ -151,7 +152,7 @@ void quantised_tile(const Tile& t) {
   const QuantisedGroup* x[R];
   KV_UNROLL
   for (int r = 0; r < R; ++r)
-    x[r] = t.job->quantised->data + (t.row + r) * groups + t.group_begin;
+    x[r] = rows.data + (t.row + r) * groups + t.group_begin;
   F sums[R][V] = {};
   if (t.group_begin > 0) load_sums(t.partial, sums);
   for (int64_t g = t.group_begin; g < t.group_end; ++g) {

@@ -5,6 +5,7 @@
 // written once on top of it and compiled once per instruction set:
 //
 //   KVSERVE_AVX512   16 lanes, AVX-512 F/BW/DQ/VL with VNNI
+//   KVSERVE_AMX      the same, with AVX-512 BF16 and the matrix registers of AMX
 //   KVSERVE_AVX2      8 lanes, AVX2 with FMA and F16C
 //   (neither)         4 lanes, the compiler's vector extension: SSE2, NEON or anything else
 //
@@ -254,6 +255,15 @@ KV_INLINE F load_bf16(const uint16_t* p) {
   U u;
   for (int i = 0; i < W; ++i) u[i] = static_cast<uint32_t>(p[i]) << 16;
   return (F)u;
+#endif
+}
+
+// All lanes as bfloat16, to nearest, ties to even.
+KV_INLINE void store_bf16(uint16_t* p, F v) {
+#if defined(KVSERVE_AMX)
+  store_as(p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+#else
+  for (int i = 0; i < W; ++i) p[i] = float_to_bf16(v[i]);
 #endif
 }
 

@@ -10,6 +10,7 @@
 namespace kvserve {
 
 constexpr int64_t kMostPartialPanels = 3;  // of a tile that sums in parts
+constexpr int64_t kRowBlock = 96;          // of rows whose activations stay in a core's cache
 
 // Weights that this thread will probably read next, asked for bit by bit while it computes.
 struct Ahead {
@@ -26,6 +27,7 @@ struct Tile {
   const Layout* layout;
   const uint8_t* panel;  // the first of the tile
   int64_t row;           // likewise
+  int height;            // rows
   int64_t column;        // first output
   int64_t group_begin, group_end;  // which part of the sums, for quantised weights
   const uint8_t* prepared;         // that part of the panels as Prepared lays it out
@@ -82,6 +84,7 @@ struct TileRange {
 // The wide ones are for few rows.  A tile needs as many panels as it is wide.
 struct FormatTiles {
   TileRange wide, usual, narrow;
+  int64_t row_block = kRowBlock;  // at most so many rows run through one piece
 
   const TileRange& best(int64_t rows) const { return rows <= wide.height ? wide : usual; }
 };
@@ -99,5 +102,8 @@ TileFunction tile_of(int rows) {
 
 const FormatTiles& float_tiles(int32_t format);      // float_tile.cpp
 const FormatTiles& quantised_tiles(int32_t format);  // quantised_tile.cpp
+#if defined(KVSERVE_AMX)
+const FormatTiles& amx_tiles();  // bfloat16 times bfloat16: amx_tile.cpp
+#endif
 
 }  // namespace kvserve

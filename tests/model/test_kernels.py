@@ -48,6 +48,13 @@ def rounded_rows(x: Tensor) -> Tensor:
     return values.flatten(1)[:, : x.shape[1]]
 
 
+def seen_rows(x: Tensor, weight_format: WeightFormat, kernels: NativeKernels) -> Tensor:
+    """What layers see of activations."""
+    if weight_format == "bfloat16" and kernels.instruction_set == "amx":
+        return x.bfloat16().double()
+    return x.double() if weight_format in ("float32", "bfloat16") else rounded_rows(x)
+
+
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("shape", SHAPES + ODD_INPUTS)
 def test_linear_equals_float64(
@@ -60,7 +67,7 @@ def test_linear_equals_float64(
     )
     bias = normal(shape[0], seed=2)
     x = normal(7, shape[1], seed=1)
-    seen = x.double() if weight_format in ("float32", "bfloat16") else rounded_rows(x)
+    seen = seen_rows(x, weight_format, kernels)
     exact = seen @ weight.dequantize().double().T + bias.double()
     torch.testing.assert_close(
         call.linear(kernels, weight, x, bias).double(), exact, rtol=2e-5, atol=3e-6

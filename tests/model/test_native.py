@@ -104,7 +104,7 @@ def test_narrow_formats_equal_their_own_values(
     with torch.inference_mode():
         wanted = wide(torch.tensor(ids), torch.arange(len(ids))).log_softmax(-1)
     got = whole(model, ids)
-    if weight_format == "bfloat16":
+    if weight_format == "bfloat16" and instruction_set != "amx":  # which rounds activations, too
         torch.testing.assert_close(got, wanted, rtol=0, atol=TOLERANCE)
     else:
         divergence = (wanted.exp() * (wanted - got)).sum(-1).mean()

@@ -46,7 +46,7 @@ def test_a_library_can_be_asked_for() -> None:
 
 def test_an_unknown_name_is_refused() -> None:
     """A misspelt name is an error that lists what is known."""
-    with pytest.raises(NativeUnavailableError, match="'avx1024'; expected auto, off, avx512, avx2"):
+    with pytest.raises(NativeUnavailableError, match="'avx1024'; expected auto, off, amx, avx512"):
         load_kernels("avx1024", threads=1)
 
 

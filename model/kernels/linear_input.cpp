@@ -1,9 +1,10 @@
-// Activations rounded to int8 in groups, as linear.h describes them.
+// Rounding activations, as linear_input.h describes it.
+#include "linear_input.h"
+
 #include <cfloat>
 #include <cmath>
 
-#include "linear.h"
-#include "tile.h"
+#include "simd.h"
 
 namespace kvserve {
 
@@ -48,6 +49,12 @@ void QuantisedRows::quantise_row(int64_t row, const float* x, int64_t width) {
     group->scale = scale;
     group->scaled_sum = scale * (static_cast<float>(total) - zero * kGroup);
   }
+}
+
+void Bfloat16Rows::round_row(int64_t row, const float* x, int64_t width) {
+  uint16_t* out = data + row * stride;
+  for (int64_t i = 0; i < width; i += W) store_bf16(out + i, load_upto(x + i, width - i));
+  for (int64_t i = ceil_div(width, W) * W; i < stride; ++i) out[i] = 0;
 }
 
 }  // namespace kvserve
