@@ -126,11 +126,14 @@ class PromptEncoder:
         Raises:
             ContextLengthError: It proves so.
         """
-        num_bytes = sum(len(text.encode()) for text in texts)
-        least = num_bytes // (self._longest_token * MAX_NORMALISATION)
-        if least > self._info.max_model_len:
+        limit = self._info.max_model_len
+        num_normalised = sum(len(text.encode()) for text in texts) // MAX_NORMALISATION
+        if num_normalised <= limit:  # even with a token for each byte
+            return
+        least = num_normalised // self._longest_token
+        if least > limit:
             raise ContextLengthError(
-                limit=self._info.max_model_len, prompt=least, completion=1, param=param, exact=False
+                limit=limit, prompt=least, completion=1, param=param, exact=False
             )
 
     @cached_property

@@ -78,3 +78,12 @@ def test_bytes_prove_that_a_text_cannot_fit():
     with pytest.raises(ContextLengthError):
         chat({"role": "user", "content": fits * 2})
     assert len(chat({"role": "user", "content": fits * 2}, truncates=True)) > len(fits)
+
+
+def test_a_short_text_costs_no_look_at_the_vocabulary(monkeypatch):
+    """A server's first request would wait for it."""
+    one = encoder(None)
+    monkeypatch.setattr(one._tokenizer, "token_bytes", lambda _token_id: 1 / 0)
+    one.check_length(["x" * MAX_MODEL_LEN * MAX_NORMALISATION], "prompt")
+    with pytest.raises(ZeroDivisionError):
+        one.check_length(["x" * (MAX_MODEL_LEN + 1) * MAX_NORMALISATION], "prompt")
