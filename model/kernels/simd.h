@@ -158,20 +158,45 @@ KV_INLINE float reduce_max(F v) {
 }
 KV_INLINE int32_t reduce_max(I v);
 
-// The largest lane of a and of b, in one tree.
-KV_INLINE void reduce_max_both(F a, F b, float* of_a, float* of_b) {
+// Lane i of the result is vector i's lanes put together by `both`, all vectors in one tree.  The
+// tree is the same for each of them.
+template <class Vector, class Both>
+KV_INLINE Vector reduce_each(const Vector (&vectors)[W], Both both) {
+  Vector result;
 #if defined(KVSERVE_AVX512)
-  const __m512 x = (__m512)a, y = (__m512)b;
-  __m512 m = _mm512_max_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
-  m = _mm512_max_ps(m, _mm512_shuffle_f32x4(m, m, 0xb1));
-  m = _mm512_max_ps(m, _mm512_permute_ps(m, 0x4e));
-  m = _mm512_max_ps(m, _mm512_permute_ps(m, 0xb1));
-  *of_a = _mm512_cvtss_f32(m);
-  *of_b = _mm_cvtss_f32(_mm512_extractf32x4_ps(m, 2));
+  const auto at = [&](int i) { return (__m512i)vectors[i / 4 + i % 4 * 4]; };
+  const auto join = [&](__m512i a, __m512i b) { return (__m512i)both((Vector)a, (Vector)b); };
+  __m512i quarters[4];  // four vectors each, of four lanes
+  KV_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    __m512i halves[2];
+    KV_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const __m512i a = at(4 * i + 2 * j), b = at(4 * i + 2 * j + 1);
+      halves[j] = join(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
+    }
+    quarters[i] = join(_mm512_shuffle_i32x4(halves[0], halves[1], 0x88),
+                       _mm512_shuffle_i32x4(halves[0], halves[1], 0xdd));
+  }
+  __m512i pairs[2];
+  KV_UNROLL
+  for (int i = 0; i < 2; ++i)
+    pairs[i] = join(_mm512_unpacklo_epi32(quarters[2 * i], quarters[2 * i + 1]),
+                    _mm512_unpackhi_epi32(quarters[2 * i], quarters[2 * i + 1]));
+  result = (Vector)join(_mm512_unpacklo_epi64(pairs[0], pairs[1]),
+                        _mm512_unpackhi_epi64(pairs[0], pairs[1]));
 #else
-  *of_a = reduce_max(a);
-  *of_b = reduce_max(b);
+  for (int i = 0; i < W; ++i) {
+    Vector v = vectors[i];
+    for (int step = W / 2; step > 0; step /= 2) {
+      Vector upper{};
+      for (int lane = 0; lane < step; ++lane) upper[lane] = v[lane + step];
+      v = both(v, upper);
+    }
+    result[i] = v[0];
+  }
 #endif
+  return result;
 }
 // Whether any lane is NaN.
 KV_INLINE bool any_nan(F v) {
