@@ -61,7 +61,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     _add_routes(app, api)
     _add_other_forms(app, OtherForms(api.dispatcher))
     _add_gates(app, config, metrics)
-    _add_experiments(app, Experiments(engine))
+    _add_experiments(app, Experiments(engine, keep_alive=config.keep_alive_interval))
     _add_views(app, Views(engine, keep_alive=config.keep_alive_interval), Page())
     _answer_head(app)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way

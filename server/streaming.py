@@ -1,13 +1,13 @@
 """From the engine's outputs to what is sent: one whole answer, or server-sent events.
 
-A Writer makes the answer; this drives it, fills silence with comments, and leaves to a thread what
-takes long to write. Never waits for anything but the engine's outputs.
+A Writer makes the answer; this drives it, and leaves to a thread what takes long to write. Never
+waits for anything but the engine's outputs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -48,84 +48,23 @@ async def _aside(output: RequestOutput, work: Callable[[RequestOutput], Result])
 
 
 async def events(
-    writer: Writer, outputs: AsyncGenerator[RequestOutput, None], *, keep_alive: float
+    writer: Writer, outputs: AsyncGenerator[RequestOutput, None]
 ) -> AsyncGenerator[bytes, None]:
     """The answer as server-sent events; closing this iterator aborts what still runs.
 
     Args:
         writer: Makes the chunks.
         outputs: The engine's; closed in the end.
-        keep_alive: Seconds of silence after which a comment is sent.
 
     Raises:
         ApiError: A request failed; the others are aborted.
     """
-    async with aclosing(outputs), aclosing(_punctual(outputs, keep_alive)) as arrivals:
-        async for output in arrivals:
-            if output is None:
-                yield writer.keep_alive
-                continue
+    async with aclosing(outputs):
+        async for output in outputs:
             parts = await _aside(output, writer.parts)
             for part in parts:
                 yield part
             if writer.finished:
-                break  # nothing may come between the last token and the usage
+                break
     for part in writer.ending():
         yield part
-
-
-async def _punctual(
-    outputs: AsyncIterator[RequestOutput], interval: float
-) -> AsyncGenerator[RequestOutput | None, None]:
-    """The outputs, and None whenever there was none for `interval` seconds."""
-    arrivals = _Arrivals(interval)
-    reader = asyncio.ensure_future(arrivals.read(outputs))
-    try:
-        while not isinstance(arrival := await arrivals.queue.get(), _End):
-            yield arrival
-        await reader  # raises what ended it
-    finally:
-        arrivals.stop()
-        reader.cancel()
-        await asyncio.wait({reader})
-
-
-class _End:
-    """Nothing will arrive any more."""
-
-
-class _Arrivals:
-    """What came, and silences, in one queue: a task and a timer for a stream, none for an output.
-
-    Args:
-        interval: Seconds that make a silence.
-    """
-
-    def __init__(self, interval: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._interval = interval
-        self._last = self._loop.time()
-        self._timer = self._loop.call_later(interval, self._look)
-        self.queue: asyncio.Queue[RequestOutput | _End | None] = asyncio.Queue()
-        """Outputs, and None for a silence."""
-
-    async def read(self, outputs: AsyncIterator[RequestOutput]) -> None:
-        """Put all outputs into the queue, and behind them the end, whatever brought it."""
-        try:
-            async for output in outputs:
-                self._last = self._loop.time()
-                self.queue.put_nowait(output)
-        finally:
-            self.queue.put_nowait(_End())
-
-    def stop(self) -> None:
-        """Look no more."""
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        """Report a silence, or come back when there could be one."""
-        now = self._loop.time()
-        if now - self._last >= self._interval:
-            self._last = now
-            self.queue.put_nowait(None)
-        self._timer = self._loop.call_at(self._last + self._interval, self._look)

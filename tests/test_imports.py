@@ -45,7 +45,7 @@ WITHOUT_TORCH = {
 WITH_FASTAPI = {
     f"server.{name}"
     for name in (
-        *("app", "deployment", "streaming", "transport.connection"),
+        *("app", "deployment", "transport.connection", "transport.event_stream"),
         *(f"handlers.{name}" for name in ("access", "api", "dispatcher", "experiments")),
         *(f"handlers.{name}" for name in ("openapi", "other_forms", "page", "views")),
     )

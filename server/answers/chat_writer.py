@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel
@@ -45,7 +46,7 @@ class ChatWriter(Writer):
         more = {**self._common(), "usage": self.usage()}
         return wire_types.ChatCompletionChunk(object="chat.completion.chunk", choices=[], **more)
 
-    @property
+    @cached_property
     def _is_plain(self) -> bool:
         return self.call.options.is_text_only and self.call.answer_format.is_text
 

@@ -102,7 +102,8 @@ class Choice:
         self._decoded = 0
         self._shown = 0
         self._pending: deque[ScoredToken] = deque()
-        self._started = False
+        self.has_begun = False
+        """Whether anything has been shown of it."""
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
@@ -118,7 +119,7 @@ class Choice:
         self.num_output_tokens = output.num_output_tokens
         self.num_cached_tokens = output.num_cached_tokens
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
-        is_first, self._started = not self._started, True
+        is_first, self.has_begun = not self.has_begun, True
         text = self._echo(output) + output.text if is_first else output.text
         self._shown += len(text)
         self._score(output.token_ids, output.logprobs)
@@ -130,6 +131,11 @@ class Choice:
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
         )
+
+    def extend(self, output: RequestOutput) -> str:
+        """The text of an output in the middle, for an answer that shows nothing else."""
+        self.num_output_tokens = output.num_output_tokens
+        return output.text
 
     def _echo(self, output: RequestOutput) -> str:
         """The prompt's text, if the answer begins with it; its tokens are lined up."""

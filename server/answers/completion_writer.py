@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel
@@ -27,7 +28,7 @@ class CompletionWriter(Writer):
         """The last event of a stream that asked for usage."""
         return self._completion([], {"usage": self.usage()})
 
-    @property
+    @cached_property
     def _is_plain(self) -> bool:
         return self.call.options.is_text_only
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from server.transport.wire import DONE, KEEP_ALIVE, encode, event
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _SOME_TEXT = "\0text\0"
 """Stands for a text, and is nothing else in an event."""
+_quote = json.JSONEncoder().encode
 
 
 class Writer(abc.ABC):
@@ -90,9 +92,12 @@ class Writer(abc.ABC):
 
     def parts(self, output: RequestOutput) -> list[bytes]:
         """The events of an output as they are sent; the finish reason of a choice stands alone."""
+        index = self._index[output.request_id]
+        choice = self._choices[index]
+        if self._is_plain and choice.has_begun and output.finish_reason is None:
+            text = choice.extend(output)
+            return [self._plain_event(index, text)] if text else []
         index, piece = self.feed(output)
-        if self._is_plain and not piece.is_first and piece.finish_reason is None:
-            return [self._plain_event(index, piece.text)] if piece.text else []
         return [self.event(chunk) for chunk in self._all_chunks(index, piece)]
 
     def _all_chunks(self, index: int, piece: Piece) -> Iterator[BaseModel]:
@@ -107,11 +112,11 @@ class Writer(abc.ABC):
         around = self._around_text.get(index)
         if around is None:
             (chunk,) = self._chunks(index, Piece(text=_SOME_TEXT))
-            before, after = self.event(chunk).split(json.dumps(_SOME_TEXT).encode())
+            before, after = self.event(chunk).split(_quote(_SOME_TEXT).encode())
             around = self._around_text[index] = before, after
-        return around[0] + json.dumps(text).encode() + around[1]
+        return around[0] + _quote(text).encode() + around[1]
 
-    @property
+    @cached_property
     def _is_plain(self) -> bool:
         """Whether a piece in the middle of a choice brings text and nothing else."""
         return False

@@ -31,8 +31,9 @@ from server.metrics import Metrics
 from server.protocols import Engine, Tokenizer
 from server.request import RequestOutput
 from server.streaming import collect, events
-from server.transport.connection import EventStream, read_body, unless_gone
+from server.transport.connection import read_body, unless_gone
 from server.transport.deadline import within
+from server.transport.event_stream import EventStream, KeepAlive, begin
 from server.transport.json_body import parse_object
 from server.transport.wire import encode
 
@@ -167,7 +168,7 @@ class Dispatcher:
         num_sequences: int,
         ignored: tuple[str, ...],
     ) -> Response:
-        """Run a call to its answer, or to the first event of its stream.
+        """Run a call to its answer, or to the first event of its stream or a first silence.
 
         Args:
             request: Whose connection it is.
@@ -188,8 +189,9 @@ class Dispatcher:
                 raw = await unless_gone(request.receive, collect(writer, outputs))
                 ticket.release()
                 return Response(raw, media_type=_JSON, headers=_ignored_header(ignored))
-            rest = events(writer, outputs, keep_alive=self._config.keep_alive_interval)
-            first = await unless_gone(request.receive, anext(rest))
+            rest = events(writer, outputs)
+            keep_alive = KeepAlive(self._config.keep_alive_interval, writer.keep_alive)
+            first = await begin(request.receive, rest, patience=keep_alive.interval)
         except BaseException:
             ticket.release()
             raise
@@ -197,6 +199,7 @@ class Dispatcher:
             first,
             rest,
             headers=_ignored_header(ignored),
+            keep_alive=keep_alive,
             on_end=ticket.release,
             failure=writer.failure,
         )

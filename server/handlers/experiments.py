@@ -30,7 +30,8 @@ from server.handlers.admission import Admission, Ticket
 from server.inputs.fields import Endpoint, judge
 from server.observability.comparison import Comparison, Run
 from server.protocols import Engine
-from server.transport.connection import EventStream, read_body, unless_gone
+from server.transport.connection import read_body, unless_gone
+from server.transport.event_stream import EventStream, KeepAlive, begin
 from server.transport.json_body import parse_object
 from server.transport.wire import encode, event
 
@@ -51,10 +52,12 @@ class Experiments:
 
     Args:
         engine: Serves everybody else meanwhile.
+        keep_alive: Seconds of silence after which a stream carries a comment.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, keep_alive: float) -> None:
         self._engine = engine
+        self._keep_alive = KeepAlive(keep_alive)
         self._comparisons = Admission(1)
 
     async def compare(self, request: Request) -> Response:
@@ -74,11 +77,13 @@ class Experiments:
                 ticket.release()
                 return _json(answer)
             events = _as_events(steps, ticket)
-            first = await unless_gone(request.receive, anext(events))
+            first = await begin(request.receive, events, patience=self._keep_alive.interval)
         except BaseException:
             ticket.release()
             raise
-        return EventStream(first, events, headers={}, on_end=ticket.release)
+        return EventStream(
+            first, events, headers={}, keep_alive=self._keep_alive, on_end=ticket.release
+        )
 
     async def attention(self, request: Request) -> Response:
         """Show what each token of a short text attends to."""

@@ -25,9 +25,9 @@ from server.observability.timeline import (
     RequestRecord,
 )
 from server.protocols import Engine
-from server.transport.connection import EventStream
+from server.transport.event_stream import EventStream, KeepAlive, begin
 from server.transport.exchange import names_of
-from server.transport.wire import KEEP_ALIVE, encode, encode_patiently
+from server.transport.wire import encode, encode_patiently
 
 FRAME_SECONDS = 0.1
 """Time between two frames of the stream, at least."""
@@ -55,7 +55,7 @@ class Views:
 
     def __init__(self, engine: Engine, *, keep_alive: float) -> None:
         self._engine = engine
-        self._keep_alive = keep_alive
+        self._keep_alive = KeepAlive(keep_alive)
         self._pending: asyncio.Task[Frame] | None = None
         self._fresh_until = 0.0
 
@@ -64,10 +64,13 @@ class Views:
         snapshot = await self._engine.cache_snapshot()
         return Response(await asyncio.to_thread(_encode, snapshot), media_type=_JSON)
 
-    async def kv_stream(self) -> Response:
+    async def kv_stream(self, request: Request) -> Response:
         """The same as server-sent events, whenever something has changed."""
         frames = self._frames()
-        return EventStream(await anext(frames), frames, headers={}, on_end=lambda: None)
+        first = await begin(request.receive, frames, patience=self._keep_alive.interval)
+        return EventStream(
+            first, frames, headers={}, keep_alive=self._keep_alive, on_end=lambda: None
+        )
 
     async def requests(self) -> Response:
         """All requests that have not ended and those that ended last, the newest first."""
@@ -116,17 +119,13 @@ class Views:
         return found
 
     async def _frames(self) -> AsyncGenerator[bytes, None]:
-        """Frames as events, one for each version seen, and comments in between."""
-        seen, sent = -1, 0.0
+        """Frames as events, one for each version seen."""
+        seen = -1
         while True:
             frame = await self._latest()
-            now = time.monotonic()
             if frame.version != seen:
-                seen, sent = frame.version, now
+                seen = frame.version
                 yield b"data: " + frame.raw + b"\n\n"
-            elif now - sent >= self._keep_alive:
-                sent = now
-                yield KEEP_ALIVE
             await asyncio.sleep(max(FRAME_SECONDS, self._fresh_until - time.monotonic()))
 
     async def _latest(self) -> Frame:

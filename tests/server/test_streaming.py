@@ -1,4 +1,4 @@
-"""server.streaming: what drives a writer, in silence, failure and haste."""
+"""server.streaming: what drives a writer, in failure and haste."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ import threading
 
 import pytest
 from fakes import FakeEngine
-from writing import stream, whole, writer
+from writing import whole, writer
 
 from server.errors import InternalError
 from server.streaming import collect, events
-from server.transport.wire import KEEP_ALIVE
-
-
-def test_silence_brings_comments_but_none_before_usage():
-    """A comment for each interval without output; the end comes in one go."""
-    engine = FakeEngine("ab")
-    engine.step_seconds = 0.05
-    parts = stream(engine, keep_alive=0.02, prompt="x", stream_options={"include_usage": True})
-    assert KEEP_ALIVE in parts
-    assert KEEP_ALIVE not in parts[-3:]
 
 
 def test_a_failure_aborts_the_other_choices():
@@ -40,7 +30,7 @@ def test_closing_a_stream_early_aborts_its_requests():
 
     async def leave() -> None:
         one = writer(engine, prompt="a", n=2)
-        parts = events(one, engine.generate(one.call.requests), keep_alive=9)
+        parts = events(one, engine.generate(one.call.requests))
         await anext(parts)
         await parts.aclose()
 

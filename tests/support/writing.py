@@ -28,13 +28,13 @@ def writer(engine: FakeEngine, **body: object) -> Writer:
     return CompletionWriter(inputs.completion(parse(CompletionBody, body)), engine.tokenizer)
 
 
-def stream(engine: FakeEngine, *, keep_alive: float = 9, **body: object) -> list[bytes]:
+def stream(engine: FakeEngine, **body: object) -> list[bytes]:
     """The answer as a stream."""
 
     async def run() -> list[bytes]:
         one = writer(engine, **body)
         outputs = engine.generate(one.call.requests)
-        return [part async for part in events(one, outputs, keep_alive=keep_alive)]
+        return [part async for part in events(one, outputs)]
 
     return asyncio.run(run())
 

@@ -12,6 +12,7 @@ from engines import load_engine
 from fakes import FakeEngine
 from observed import observed_scheduler
 from serving import serving, wait_until
+from starlette.requests import Request
 
 from server.async_engine import AsyncEngine
 from server.handlers.views import Views
@@ -129,7 +130,8 @@ def test_streams_end_with_the_engine(loaded):
     async def main() -> None:
         engine = AsyncEngine(lambda: loaded)
         await engine.start()
-        stream = await Views(engine, keep_alive=15).kv_stream()
+        request = Request({"type": "http"}, asyncio.Event().wait)
+        stream = await Views(engine, keep_alive=15).kv_stream(request)
         sent = []
 
         async def send(message):
