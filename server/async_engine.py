@@ -27,6 +27,7 @@ from server.loaded_engine import LoadedEngine
 from server.observability.cache_snapshot import CacheSnapshot, take_snapshot
 from server.observability.engine_info import EngineCounts, EngineInfo
 from server.observability.timeline import Timeline
+from server.outbox import Outbox
 from server.request import FinishReason, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class AsyncEngine:
         self._build = build
         self._loaded: LoadedEngine | None = None
         self._inbox: queue.SimpleQueue[_Add | _Abort | _Call | _Stop] = queue.SimpleQueue()
-        self._streams: dict[str, asyncio.Queue[RequestOutput]] = {}
+        self._streams: dict[str, Outbox] = {}
         self._calls: set[asyncio.Future[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -149,17 +150,17 @@ class AsyncEngine:
             EngineDeadError: The engine does not run.
         """
         self._check_running()
-        outputs: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        outbox = Outbox()
         open_ids = {request.request_id for request in requests}
-        self._streams.update(dict.fromkeys(open_ids, outputs))
+        self._streams.update(dict.fromkeys(open_ids, outbox))
         self._idle.clear()
         self._inbox.put(_Add(tuple(requests)))
         try:
             while open_ids:
-                output = await outputs.get()
-                if output.finish_reason is not None:
-                    open_ids.discard(output.request_id)
-                yield output
+                for output in await outbox.take():
+                    if output.finish_reason is not None:
+                        open_ids.discard(output.request_id)
+                    yield output
         finally:
             self.abort(open_ids)
 
@@ -236,7 +237,7 @@ class AsyncEngine:
             raise EngineDeadError(self.error or "The model is still loading.")
         return self._loaded
 
-    def _close(self, request_id: str) -> asyncio.Queue[RequestOutput] | None:
+    def _close(self, request_id: str) -> Outbox | None:
         stream = self._streams.pop(request_id, None)
         if not self._streams:
             self._idle.set()
@@ -250,7 +251,7 @@ class AsyncEngine:
                 self._close(output.request_id) if ended else self._streams.get(output.request_id)
             )
             if stream is not None:
-                stream.put_nowait(output)
+                stream.put(output)
 
     def _fail_all(self, message: str) -> None:
         self._dispatch(
