@@ -98,4 +98,5 @@ def scripted_server(*, first: float, gap: float) -> Iterator[tuple[str, Scripted
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.wait(tasks))
+        loop.run_until_complete(asyncio.sleep(0))  # what was closed last is closed by the loop
         loop.close()
