@@ -1,4 +1,4 @@
-// Vectors: the only file that knows instruction sets.
+// Vectors: the only file that knows instruction sets, but for the tiles of AMX.
 //
 // Responsible for: one float vector type F of W lanes and one int32 vector type I, their loads and
 // stores, and the integer dot product behind the quantised linear layers.  Everything else is
