@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from torch import Tensor
 from cache.view import CacheView
 from model.config import ModelConfig
 from model.native_abi import (
-    STEP_ERRORS,
     Batch,
     CacheLayer,
     Layer,
@@ -27,6 +27,7 @@ from model.native_abi import (
     RotarySpec,
     Step,
 )
+from model.native_calls import BoundLogits, BoundPass
 from model.native_library import NativeKernels
 from model.quantization import PackedLinear, WeightFormat
 from model.transformer import Transformer
@@ -64,8 +65,6 @@ class NativeTransformer:
         builder = _SpecBuilder(config, self.weights)
         self._kept_alive = builder.frequencies
         self._model: int = kernels.library.kv_model_create(ctypes.byref(builder.spec))
-        self._pass: tuple[Tensor, Tensor, CacheView] | None = None
-        self._step = Step()
 
     @classmethod
     def from_transformer(
@@ -114,45 +113,54 @@ class NativeTransformer:
         hidden = self.hidden_states(input_ids, positions, kv)
         return self.logits(hidden if rows is None else hidden.index_select(0, rows))
 
-    def hidden_states(
-        self, input_ids: Tensor, positions: Tensor, kv: CacheView, *, out: Tensor | None = None
-    ) -> Tensor:
-        """Run all layers, writing keys and values: (N, C), of which `logits` takes any rows.
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, kv: CacheView) -> Tensor:
+        """Run all layers, writing keys and values: (N, C), of which `logits` takes any rows."""
+        hidden = torch.empty(input_ids.shape[0], self.config.hidden_size)
+        return self.bind(input_ids, positions, kv, out=hidden)()
+
+    def bind(
+        self, input_ids: Tensor, positions: Tensor, kv: CacheView, *, out: Tensor
+    ) -> BoundPass:
+        """Ready the layers for this memory, for whatever batch it will hold when they are run.
 
         Args:
             input_ids: As for `forward`.
             positions: As for `forward`.
             kv: As for `forward`.
-            out: (N, C) float32 and contiguous, where the result goes; new memory if it is None.
-
-        Raises:
-            ValueError: An index of the batch is out of its bounds.
+            out: (N, C) float32, where the hidden states go.
         """
-        # A batch in the very same memory as the last one needs no new description.
-        last = self._pass
-        if last is None or not (last[0] is input_ids and last[1] is positions and last[2] is kv):
-            self._step = _describe_step(input_ids, positions, kv, config=self.config)
-            self._pass = (input_ids, positions, kv)
-        if out is None:
-            out = torch.empty(input_ids.shape[0], self.config.hidden_size)
-        error = self.kernels.library.kv_model_forward(
-            self._model, self.kernels.pool, ctypes.byref(self._step), out.data_ptr()
+        assert out.shape == (input_ids.shape[0], self.config.hidden_size)
+        assert out.is_contiguous()
+        step = _describe_step(input_ids, positions, kv, config=self.config)
+        run = partial(
+            self.kernels.library.kv_model_forward,
+            self._model,
+            self.kernels.pool,
+            ctypes.byref(step),
+            out.data_ptr(),
         )
-        if error:
-            raise ValueError(f"The batch cannot be run: {STEP_ERRORS[error]}.")
-        return out
+        return BoundPass(run, out, kept_alive=(self, step, kv, input_ids, positions))
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute the logits (R, V), float32, of hidden states (R, C), in `out` if it is given."""
-        hidden = hidden.contiguous()
-        num_rows = hidden.shape[0]
         if out is None:
-            out = torch.empty(num_rows, self.config.vocab_size)
-        assert out.shape[0] == num_rows
-        self.kernels.library.kv_model_logits(
-            self._model, self.kernels.pool, hidden.data_ptr(), num_rows, out.data_ptr()
+            out = torch.empty(hidden.shape[0], self.config.vocab_size)
+        return self.bind_logits(hidden.contiguous(), out=out)()
+
+    def bind_logits(self, hidden: Tensor, *, out: Tensor) -> BoundLogits:
+        """Ready the output layer for hidden states (R, C) and logits (R, V) in this memory."""
+        assert out.shape == (hidden.shape[0], self.config.vocab_size)
+        assert hidden.is_contiguous()
+        assert out.is_contiguous()
+        run = partial(
+            self.kernels.library.kv_model_logits,
+            self._model,
+            self.kernels.pool,
+            hidden.data_ptr(),
+            hidden.shape[0],
+            out.data_ptr(),
         )
-        return out
+        return BoundLogits(run, out, kept_alive=(self, hidden))
 
     def __del__(self) -> None:
         """Give the scratch memory back."""

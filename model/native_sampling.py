@@ -6,7 +6,9 @@ and what they mean for a request, is the sampler's business, which owns it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,7 +36,7 @@ class NativeSampling:
         size = kernels.threads * kernels.library.kv_sampling_scratch(width)
         self._scratch = torch.empty(size + 64, dtype=torch.uint8)
         self._scratch_address = -(-self._scratch.data_ptr() // 64) * 64
-        self._call = _Call(torch.empty(0, width), np.zeros(0, CHOICE))
+        self._call: _Call | None = None
 
     def choose(
         self, logits: Tensor, choices: NDArray[np.void]
@@ -50,18 +52,9 @@ class NativeSampling:
             The tokens (B,), and what became of each row (B,), or None if all are chosen.
         """
         call = self._call
-        if call.logits is not logits or call.choices is not choices:
-            call = self._call = _Call(self._checked(logits), choices)
-        num_failed = self._kernels.library.kv_choose(
-            self._kernels.pool,
-            call.logits_address,
-            len(call.tokens),
-            self._width,
-            call.choices_address,
-            self._scratch_address,
-            call.tokens_address,
-            call.outcomes_address,
-        )
+        if call is None or call.logits is not logits or call.choices is not choices:
+            call = self._call = self._bind(self._checked(logits), choices)
+        num_failed = call.run()
         return call.tokens.tolist(), call.outcomes.tolist() if num_failed else None
 
     def score(
@@ -105,26 +98,39 @@ class NativeSampling:
         )
         return tokens, scores
 
+    def _bind(self, logits: Tensor, choices: NDArray[np.void]) -> _Call:
+        """Ready the kernel for these arrays, for as long as calls are alike."""
+        assert choices.dtype == CHOICE
+        assert len(choices) == logits.shape[0]
+        tokens, outcomes = np.zeros(len(choices), np.int64), np.zeros(len(choices), np.int32)
+        run = partial(
+            self._kernels.library.kv_choose,
+            self._kernels.pool,
+            logits.data_ptr(),
+            len(choices),
+            self._width,
+            address(choices),
+            self._scratch_address,
+            address(tokens),
+            address(outcomes),
+        )
+        return _Call(logits, choices, tokens, outcomes, run)
+
     def _checked(self, logits: Tensor) -> Tensor:
         assert logits.dtype == torch.float32
         assert logits.shape[1] == self._width
         return logits.contiguous()
 
 
+@dataclass(frozen=True, slots=True)
 class _Call:
-    """The arrays of one call of kv_choose, and where they lie, for as long as calls are alike."""
+    """The arrays of one call of kv_choose, and the call."""
 
-    def __init__(self, logits: Tensor, choices: NDArray[np.void]) -> None:
-        assert choices.dtype == CHOICE
-        assert len(choices) == len(logits)
-        self.logits = logits
-        self.choices = choices
-        self.tokens = np.zeros(len(choices), np.int64)
-        self.outcomes = np.zeros(len(choices), np.int32)
-        self.logits_address = logits.data_ptr()
-        self.choices_address = address(choices)
-        self.tokens_address = address(self.tokens)
-        self.outcomes_address = address(self.outcomes)
+    logits: Tensor
+    choices: NDArray[np.void]
+    tokens: NDArray[np.int64]
+    outcomes: NDArray[np.int32]
+    run: Callable[[], int]
 
 
 def address(array: NDArray[np.generic]) -> int:

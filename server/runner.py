@@ -22,6 +22,7 @@ from cache.pool import KVCachePool
 from cache.view import AttentionBackend, BatchLayout, CacheView
 from model.config import ModelConfig
 from model.native import NativeTransformer
+from model.native_calls import BoundLogits, BoundPass
 from server.batch import Batch, ScheduledRequest
 from server.planning.cache_plan import blocks_for
 from server.request import Request
@@ -114,7 +115,6 @@ class ModelRunner:
         width, vocab_size = model.config.hidden_size, model.config.vocab_size
         self._hidden = torch.empty(max_num_batched_tokens if self._native else 0, width)
         self._logits = torch.empty(max_num_seqs if self._native else 0, vocab_size)
-        self._logits_out = self._logits[:0]
         self._windows = self._cut((1,), 1)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -124,10 +124,8 @@ class ModelRunner:
             Hidden states (N, C), valid until the next call.
         """
         windows = self._lay_out(batch)
-        if self._native is not None:
-            return self._native.hidden_states(
-                windows.input_ids, windows.positions, windows.view, out=windows.hidden
-            )
+        if windows.native is not None:
+            return windows.native()
         with torch.inference_mode():
             return self._model.hidden_states(windows.input_ids, windows.positions, windows.view)
 
@@ -141,9 +139,10 @@ class ModelRunner:
         if self._native is None:
             with torch.inference_mode():
                 return self._model.logits(_select(hidden, rows))
-        if self._logits_out.shape[0] != len(rows):
-            self._logits_out = self._logits[: len(rows)]
-        return self._native.logits(_select(hidden, rows), out=self._logits_out)
+        all_logits = self._windows.all_logits
+        if all_logits is not None and len(rows) == len(self._windows.form[0]):
+            return all_logits()
+        return self._native.logits(_select(hidden, rows), out=self._logits[: len(rows)])
 
     def logit_slices(self, hidden: Tensor, rows: range) -> Iterator[tuple[range, Tensor]]:
         """Logits of many neighbouring rows, a bounded number of bytes at a time."""
@@ -162,8 +161,10 @@ class ModelRunner:
         """Fill the buffer, and cut it to what this batch uses."""
         scheduled, num_decodes = batch.scheduled, batch.num_decodes
         self._fill_decodes(scheduled[:num_decodes])
-        for entry, row in zip(scheduled[num_decodes:], batch.first_rows[num_decodes:], strict=True):
-            self._fill_chunk(entry, row)
+        if num_decodes < len(scheduled):
+            first_rows = batch.first_rows[num_decodes:]
+            for entry, row in zip(scheduled[num_decodes:], first_rows, strict=True):
+                self._fill_chunk(entry, row)
         key_lengths = [entry.start + entry.num_new_tokens for entry in scheduled]
         self._input.key_lengths[: len(key_lengths)] = key_lengths
         for index, entry in enumerate(scheduled):
@@ -234,8 +235,14 @@ class ModelRunner:
             max_key_length=max_blocks * self._pool.block_size,
         )
         view = CacheView(self._pool, layout, self._backend)
+        native, all_logits = None, None
+        if self._native is not None:
+            hidden = self._hidden[:num_tokens]
+            native = self._native.bind(input_ids, positions, view, out=hidden)
+            if num_tokens == num_requests:  # all decode, and so usually all are sampled
+                all_logits = self._native.bind_logits(hidden, out=self._logits[:num_tokens])
         form = query_lengths, max_blocks
-        return _Windows(input_ids, positions, view, hidden=self._hidden[:num_tokens], form=form)
+        return _Windows(input_ids, positions, view, form, native=native, all_logits=all_logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +252,12 @@ class _Windows:
     input_ids: Tensor
     positions: Tensor
     view: CacheView
-    hidden: Tensor
-    """(N, C) where the kernels write the hidden states."""
     form: tuple[tuple[int, ...], int]
     """How many new tokens each request has, and how many blocks the longest has."""
+    native: BoundPass | None
+    """What the kernels run, if they do."""
+    all_logits: BoundLogits | None
+    """What they compute next where every row is wanted, if that may be."""
 
 
 def _region(request: Request) -> Region:
