@@ -88,20 +88,21 @@ def _draw_totals(axes: Axes, comparison: Comparison, longest: int) -> None:
 def _draw_speedup(axes: Axes, comparison: Comparison, lengths: Sequence[int]) -> None:
     """How many times faster the cache makes a whole generation and its last step."""
     places = np.arange(len(lengths))
-    for offset, name, label, colour in (
-        (-0.2, "total_speedup", "whole answer", CACHED),
-        (0.2, "step_speedup", "last step", THIRD),
+    for offset, name, label, colour, side in (
+        (-0.2, "total_speedup", "whole answer", CACHED, "right"),
+        (0.2, "step_speedup", "last step", THIRD, "center"),
     ):
         heights = [float(str(comparison.row(length)[name])) for length in lengths]
         bars = axes.bar(places + offset, heights, width=0.36, color=colour, label=label)
         for bar, height in zip(bars, heights, strict=True):
             digits = 1 if height < 9.5 and len(lengths) < 5 else 0
+            part = 1.0 if side == "right" else 0.5  # so that it stays clear of the other bar
             axes.annotate(
                 f"{height:.{digits}f}{TIMES}",
-                (bar.get_x() + bar.get_width() / 2, height),
+                (bar.get_x() + part * bar.get_width(), height),
                 xytext=(0, 4),
                 textcoords="offset points",
-                ha="center",
+                ha=side,
                 fontsize=13 if len(lengths) < 6 else 11,
                 fontweight="bold",
                 color=colour,
