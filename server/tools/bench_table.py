@@ -29,13 +29,16 @@ def show_table(console: Console, rows: Sequence[Row], *, facts: dict[str, Any]) 
     names = [name for name in names if name not in files]
     where = f"{caption(facts)} ({facts['processor']}), {facts['kernels']}"
     bits = f"{facts['bits_per_weight']:.1f} bits a weight"
-    table = _table(f"{where}, {bits}: tokens per second", names)
+    table = _table(f"{where}, {bits}: tokens per second")
     for task in dict.fromkeys(_task(row) for row in rows if row["contender"] == names[0]):
         found = {row["contender"]: row for row in rows if _task(row) == task}
-        table.add_row(_words(found[names[0]]), *_cells([found[name] for name in names]))
+        table.add_section()
+        for name in names:
+            label = _words(found[name]) if name == names[0] else ""
+            table.add_row(label, name, *_cells(found[name], ours=found[names[0]]))
     console.print(table)
     speed = f"Memory was read at {facts['bandwidth'] / 1e9:.1f} GB/s at best."
-    ratio = f" Ratio: {names[0]} over the column before it." if len(names) > 1 else ""
+    ratio = f" Ratio: {names[0]} over the others." if len(names) > 1 else ""
     console.print(speed + ratio, highlight=False)
     if files:
         console.print(_file_table(rows, files))
@@ -64,28 +67,28 @@ def show_service(console: Console, service: Mapping[str, Any]) -> None:
     console.print(table)
 
 
-def _table(title: str, names: Sequence[str]) -> Table:
-    """The columns of the contenders."""
+def _table(title: str) -> Table:
+    """One line for each task and contender, so that any number of them fits a terminal."""
     table = Table(title=title, header_style="bold")
     table.add_column("task", no_wrap=True)
-    table.add_column("of limit", justify="right", no_wrap=True)
-    for number, name in enumerate(names):
-        table.add_column(name, justify="right")
-        if number:
-            table.add_column("ratio", justify="right", no_wrap=True)
+    table.add_column("by")
+    for name in ("measured", "of limit", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
 def _file_table(rows: Sequence[Row], files: Sequence[str]) -> Table:
-    """One line for each file that both engines decoded."""
+    """Each file that both engines decoded."""
     tasks = {_task(row): _words(row) for row in rows if row["contender"] in files}
     (task,) = tasks
     found = {row["contender"]: row for row in rows if _task(row) == task}
-    table = _table(f"{tasks[task]}, the same file: tokens per second", [_OURS, _PEER])
+    table = _table(f"{tasks[task]}, the same file: tokens per second")
     table.columns[0].header = "file"
     for name in files:
-        cells = _cells([found[name], found[_peer_of(name)]])
-        table.add_row(name.removeprefix(f"{_OURS} "), *cells)
+        peer = found[_peer_of(name)]
+        table.add_section()
+        table.add_row(name.removeprefix(f"{_OURS} "), _OURS, *_cells(found[name], ours=found[name]))
+        table.add_row("", _PEER, *_cells(peer, ours=found[name]))
     return table
 
 
@@ -106,14 +109,11 @@ def _words(row: Row) -> str:
     )
 
 
-def _cells(rows: Sequence[Row]) -> list[str]:
-    """One task's line, after its name; the first contender is held against the others."""
-    ours = rows[0]
-    share = ours["memory_share"]
-    cells = ["" if share is None else f"{100 * share:.0f} %"]
-    for number, row in enumerate(rows):
-        rate = row["tokens_per_second"]
-        cells.append(f"{rate:,.0f} +- {50 * row['spread']:.0f} %")
-        if number:
-            cells.append(f"{ours['tokens_per_second'] / rate:.2f}x")
-    return cells
+def _cells(row: Row, *, ours: Row) -> list[str]:
+    """What stands behind a contender's name; ours is held against the others."""
+    rate, share = row["tokens_per_second"], row["memory_share"]
+    return [
+        f"{rate:,.0f} +- {50 * row['spread']:.0f} %",
+        "" if share is None else f"{100 * share:.0f} %",
+        "" if row is ours else f"{ours['tokens_per_second'] / rate:.2f}x",
+    ]

@@ -185,7 +185,7 @@ def test_figures_of_files_have_a_table_of_their_own():
         Figure("kvserve B", Task(kind="decode", context=9), COST, [25.0]),
     ]
     rows = [figure.to_json(steps=2, bandwidth=1e5) for figure in figures]
-    console = Console(width=200, record=True, file=io.StringIO())
+    console = Console(width=80, record=True, file=io.StringIO())
     facts = {"model": "m", "num_threads": 2, "device": "cpu", "processor": "p", "kernels": "k"}
     show_table(console, rows, facts={**facts, "bits_per_weight": 4.5, "bandwidth": 1e10})
     text = console.export_text()
