@@ -56,6 +56,7 @@ class HttpContender:
 
     async def _send(self, prompts: Sequence[Prompt]) -> list[RequestRecord]:
         async with self._server.connect() as http:
+            await http.open(len(prompts))  # so that all begin together
             sending = [
                 self._server.send(http, prompt, record)
                 for prompt, record in zip(prompts, records_of(prompts), strict=True)
