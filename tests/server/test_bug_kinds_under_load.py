@@ -222,7 +222,7 @@ def smollm2(smollm2_gguf) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_answers_are_whole_when_the_cache_is_too_small(checkpoint):
+def test_answers_are_whole_when_the_cache_is_too_small(checkpoint, monkeypatch):
     """Of four streams, one with echo, some give way; texts, scores and usage are as undisturbed."""
     path, per_token = checkpoint("rand-llama-untied"), 2 * 3 * 2 * 16 * 4
     small = load_engine(path, kv_cache_memory=17 * 16 * per_token, max_model_len=160)
@@ -237,11 +237,20 @@ def test_answers_are_whole_when_the_cache_is_too_small(checkpoint):
         answer = httpx.post(f"{url}{COMPLETIONS}", json=body, timeout=60).json()
         return answer["choices"][0], answer["usage"]["total_tokens"]
 
+    scheduler = small.engine.scheduler
+    schedule, all_are_here = scheduler.schedule, False
+
+    def schedule_together():
+        nonlocal all_are_here
+        all_are_here |= scheduler.num_waiting == len(bodies)
+        return schedule() if all_are_here else None
+
     with serving(AsyncEngine(lambda: small)) as url:
         alone = [ask(body) for body in bodies]
+        monkeypatch.setattr(scheduler, "schedule", schedule_together)
         with ThreadPoolExecutor(4) as pool:
             crowded = list(pool.map(ask, bodies))
-    assert small.engine.scheduler.num_preemptions > 0
+    assert scheduler.num_preemptions > 0
     for (choice, total), (expected, expected_total) in zip(crowded, alone, strict=True):
         assert (choice["text"], total) == (expected["text"], expected_total)
         scores, expected_scores = (
