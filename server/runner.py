@@ -153,10 +153,6 @@ class ModelRunner:
                 logits = self._model.logits(_select(hidden, part))
             yield part, logits
 
-    def warm_up(self, batch: Batch) -> None:
-        """Run one batch before the first request, so that nobody waits for lazy set-up."""
-        self.logits(self.forward(batch), [0])
-
     def _lay_out(self, batch: Batch) -> _Windows:
         """Fill the buffer, and cut it to what this batch uses."""
         scheduled, num_decodes = batch.scheduled, batch.num_decodes

@@ -17,7 +17,7 @@ constexpr int64_t kInputs = 32;                         // of one product
 constexpr int64_t kWeightBytes = kInputs * kPanel * 2;  // likewise
 constexpr int64_t kRowBlockBf16 = 384;
 
-// What ldtilecfg reads.  Registers 0 to 3: sums of 2 x 2 halves of a tile; 4 and 5: activations of
+// What ldtilecfg reads.  Registers 0 to 3: sums of the quarters of a tile; 4 and 5: activations of
 // the upper and the lower rows; 6 and 7: weights of both panels.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -87,6 +87,7 @@ KV_INLINE void multiply(const Tile& t, float* sums) {
     alignas(64) uint8_t padded[Panels * kWeightBytes] = {};
     for (int p = 0; p < Panels; ++p)
       std::memcpy(padded + p * kWeightBytes, w + p * panel_bytes, ceil_div(inputs - k, 2) * 64);
+    asm volatile("" ::: "memory");  // GCC 12's _tile_loadd does not say that it reads memory
     add_product<Panels, HasLower>(x, rows.stride, padded, kWeightBytes);
   }
   constexpr int64_t stride = Panels * kPanel;

@@ -177,7 +177,7 @@ def test_gaps_beside_a_prompt_are_held_against_those_before():
 
 
 def test_figures_of_files_have_a_table_of_their_own():
-    """A file that both engines decoded is one line, beside the table of the main model."""
+    """A file that both engines decoded has a line for each, beside the table of the main model."""
     figures = [
         Figure("kvserve", Task(kind="decode", context=9), COST, [30.0]),
         Figure("llama.cpp A", Task(kind="decode", context=9), None, [20.0]),
