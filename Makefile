@@ -18,7 +18,7 @@ help:
 	@echo "make serve MODEL=...    serve a GGUF file, a Hugging Face folder or a hub name instead"
 	@echo "make test               install what the tests need and run them all"
 	@echo "make test-fast          the same without the slow tests"
-	@echo "make lint               ruff and mypy --strict"
+	@echo "make lint               ruff, mypy --strict and the import contracts"
 
 serve: .venv/.serve
 	$(BIN)/kvserve serve --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
@@ -33,6 +33,7 @@ lint: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: .venv/.test
 	$(BIN)/ruff check --fix .

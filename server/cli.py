@@ -30,27 +30,27 @@ _COMMANDS = {
     ),
     "info": ("server.commands.info", "Say what this installation, this machine and the model are."),
     "compare": (
-        "server.tools.compare_command",
+        "server.tools.compare.compare_command",
         "Measure what the KV cache gains: the same tokens with it and without it.",
     ),
     "loadtest": (
-        "server.tools.loadtest_command",
+        "server.tools.loadtest.loadtest_command",
         "Load-test any server of the OpenAI API: latencies, throughput and errors.",
     ),
     "attention": (
-        "server.tools.attention_command",
+        "server.tools.attention.attention_command",
         "Show what each token of a text attends to, computed by the readable reference.",
     ),
     "bench": (
-        "server.tools.bench_command",
+        "server.tools.bench.bench_command",
         "Measure prompts, decoding for one request, and decoding for many.",
     ),
     "verify": (
-        "server.tools.verify_command",
+        "server.tools.verify.verify_command",
         "Check that a request's answer is the same alone and in any company, bit for bit.",
     ),
     "perplexity": (
-        "server.tools.perplexity_command",
+        "server.tools.perplexity.perplexity_command",
         "Measure perplexity over a text and, against --reference, what was lost.",
     ),
 }

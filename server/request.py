@@ -12,11 +12,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from cache.manager import Region
-    from server.grammar import Grammar
 
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
 LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
@@ -94,6 +96,24 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class TokenConstraint(Protocol):
+    """What a constrained request may say next; it follows the generated tokens one by one."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the text is complete and nothing can follow."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the text cannot be continued."""
+
+    def fill(self, words: NDArray[np.int32]) -> None:
+        """Write which tokens may come next: bit i of word w stands for token 32 w + i."""
+
+    def accept(self, token_id: int) -> None:
+        """Follow one token."""
+
+
 @dataclass(eq=False, kw_only=True, slots=True)
 class Request:
     """One sequence to be continued: a prompt, its parameters, and what the engine did so far.
@@ -114,7 +134,7 @@ class Request:
     """Only requests with equal salts share cached prefixes."""
     prefix_cache: bool = True
     """Whether an earlier request's cached keys and values may be reused."""
-    grammar: Grammar | None = None
+    grammar: TokenConstraint | None = None
     """What the generated text must fit; this request's own."""
     use_cache: bool = True
     """False computes the whole sequence anew for every token, and shares nothing with anyone."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.main import get_command
 
 from server.cli import app
@@ -15,6 +16,7 @@ from server.cli import app
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ROW = re.compile(r"\| (H\d\d) \| [^|]+ \| (.+) \|")
 
 
@@ -33,10 +35,11 @@ def test_every_entry_names_tests_that_are_there():
 
 
 def test_the_file_tree_is_up_to_date():
-    """The README lists every source file with the first sentence of its head."""
+    """The architecture page lists every source file with the first sentence of its head."""
     command = [sys.executable, str(ROOT / ".ci" / "file-tree")]
     tree = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert tree.strip() in README, "run .ci/file-tree --write"
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert tree.strip() in page, "run .ci/file-tree --write"
 
 
 def test_every_command_is_there():
@@ -45,8 +48,9 @@ def test_every_command_is_there():
     assert named == set(get_command(app).commands)
 
 
-def test_every_link_leads_somewhere():
-    """Each relative link of the README is a file or a folder of the project."""
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path):
+    """Each relative link of a page is a file or a folder of the project."""
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert missing == []

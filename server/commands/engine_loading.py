@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from server.api.protocols import EngineClient
 from server.config import EngineConfig
-from server.protocols import Engine
 
 
 @contextmanager
-def loading(config: EngineConfig) -> Iterator[Engine]:
+def loading(config: EngineConfig) -> Iterator[EngineClient]:
     """Make an engine that will load this model, with a progress bar, when it is started."""
-    from server.async_engine import AsyncEngine  # noqa: PLC0415 - torch takes seconds to import
-    from server.loaded_engine import build_engine  # noqa: PLC0415 - and a wrong option needs none of it
+    from server.engine.async_engine import AsyncEngine  # noqa: PLC0415 - torch takes seconds to import
+    from server.engine.loaded_engine import build_engine  # noqa: PLC0415 - and a wrong option needs none of it
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -11,14 +11,14 @@ from typing import Annotated
 
 import typer
 
+from server.api.inputs.input_processor import InputProcessor
+from server.api.protocols import EngineClient
+from server.api.schemas.requests import ChatBody, CompletionBody, parse
 from server.commands.chat_options import MaxTokens, Seed, Temperature, given
 from server.commands.engine_loading import loading
 from server.commands.options import with_options
 from server.config import EngineConfig
 from server.errors import KvserveError
-from server.input_processor import InputProcessor
-from server.protocols import Engine
-from server.schemas import ChatBody, CompletionBody, parse
 
 
 @with_options(EngineConfig)
@@ -45,7 +45,7 @@ def generate(
         asyncio.run(_generate(engine, {**body, **question}))
 
 
-async def _generate(engine: Engine, body: Mapping[str, object]) -> None:
+async def _generate(engine: EngineClient, body: Mapping[str, object]) -> None:
     """Start the engine, run one request and print its text as it comes."""
     await engine.start()
     try:

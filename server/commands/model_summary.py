@@ -7,8 +7,8 @@ import torch
 from model.loader import open_checkpoint, resolve_model
 from model.native_library import load_kernels
 from server.config import EngineConfig
-from server.planning.cache_plan import format_bytes
-from server.planning.resources import available_memory, cpu_count
+from server.engine.planning.cache_plan import format_bytes
+from server.engine.planning.resources import available_memory, cpu_count
 
 
 def summarise(config: EngineConfig) -> dict[str, str]:

@@ -8,13 +8,13 @@ import sys
 
 import typer
 
+from server.api.handlers.access import log_to_stdout
+from server.api.http_server import open_socket
+from server.api.http_server import serve as run_server
+from server.api.protocols import EngineClient
 from server.commands.engine_loading import loading
 from server.commands.options import with_options
 from server.config import ServerConfig
-from server.deployment import open_socket
-from server.deployment import serve as run_server
-from server.handlers.access import log_to_stdout
-from server.protocols import Engine
 from server.version import VERSION
 
 _EXAMPLE = {"role": "user", "content": "What is the capital of France?"}
@@ -35,7 +35,7 @@ def serve(config: ServerConfig) -> None:
     raise typer.Exit(code)
 
 
-def _announce(engine: Engine, address: str) -> None:
+def _announce(engine: EngineClient, address: str) -> None:
     """Say where the server is and how to try it."""
     model = engine.info.model_name
     has_chat = engine.chat_template is not None

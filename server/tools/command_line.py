@@ -15,7 +15,7 @@ from server.config import EngineConfig
 from server.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from server.loaded_engine import LoadedEngine
+    from server.engine.loaded_engine import LoadedEngine
 
 Facts = dict[str, object]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Write all that was found as JSON.")]
@@ -32,7 +32,7 @@ def spinner() -> Progress:
 
 def load_for_one(config: EngineConfig, *, max_model_len: int) -> LoadedEngine:
     """An engine for one request at a time, with a cache of no more than that needs."""
-    from server.loaded_engine import build_engine  # noqa: PLC0415 - torch takes seconds to import
+    from server.engine.loaded_engine import build_engine  # noqa: PLC0415 - torch takes seconds to import
 
     length = config.max_model_len or max_model_len
     return build_engine(config.model_copy(update={"max_num_seqs": 1, "max_model_len": length}))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import sys
 
-from server.async_engine import AsyncEngine
+from server.api.http_server import open_socket, serve
 from server.config import ServerConfig
-from server.deployment import open_socket, serve
-from server.loaded_engine import LoadedEngine, build_engine
+from server.engine.async_engine import AsyncEngine
+from server.engine.loaded_engine import LoadedEngine, build_engine
 
 
 def main(options: str) -> int:

@@ -8,8 +8,8 @@ from itertools import count
 from pathlib import Path
 
 from server.config import EngineConfig
-from server.engine import Engine
-from server.loaded_engine import LoadedEngine, build_engine
+from server.engine.engine import Engine
+from server.engine.loaded_engine import LoadedEngine, build_engine
 from server.request import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
 
 _numbers = count()

@@ -6,8 +6,8 @@ import sys
 
 from fakes import FakeEngine
 
+from server.api.http_server import open_socket, serve
 from server.config import ServerConfig
-from server.deployment import open_socket, serve
 
 
 def main(step_seconds: float, grace: float) -> int:

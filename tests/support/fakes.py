@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 
 from model.cost import ForwardCost
 from model.errors import TemplateError
-from server.grammar import GrammarCompiler
-from server.observability.cache_snapshot import CacheSnapshot
-from server.observability.engine_info import EngineCounts, EngineInfo
-from server.observability.timeline import Timeline
+from server.engine.cache_snapshot import CacheSnapshot
+from server.engine.engine_info import EngineCounts, EngineInfo
+from server.engine.grammars.grammar import GrammarCompiler
+from server.engine.timeline import Timeline
 from server.request import FinishReason, Request, RequestOutput, TokenLogprob
 
 BOS, EOS = 256, 257

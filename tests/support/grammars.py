@@ -7,7 +7,7 @@ import random
 import numpy as np
 from fakes import EOS, VOCAB_SIZE, FakeTokenizer
 
-from server.grammar import Grammar, GrammarCompiler, mask_words
+from server.engine.grammars.grammar import Grammar, GrammarCompiler, mask_words
 
 
 def byte_compiler() -> GrammarCompiler:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cache.manager import KVCacheManager
-from server.batch import Batch
-from server.observability.observed_scheduler import ObservedScheduler
-from server.observability.timeline import Timeline
-from server.planning.pace import Pace
+from server.engine.observed_scheduler import ObservedScheduler
+from server.engine.planning.batch import Batch
+from server.engine.planning.pace import Pace
+from server.engine.scheduler import Scheduler
+from server.engine.timeline import Timeline
 from server.request import FinishReason
-from server.scheduler import Scheduler
 
 BLOCK_SIZE = 4
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from server.api.http_server import DrainingServer, open_socket
+from server.api.protocols import EngineClient
 from server.config import ServerConfig
-from server.deployment import DrainingServer, open_socket
-from server.protocols import Engine
 
 
 @contextmanager
-def serving(engine: Engine, *, port: int = 0, **options: object) -> Iterator[str]:
+def serving(engine: EngineClient, *, port: int = 0, **options: object) -> Iterator[str]:
     """Serve this engine while the block runs, on a free port if none is named; gives the URL."""
     config = ServerConfig(port=0, log_level="error", **options)
     bound = open_socket(config.host, port)

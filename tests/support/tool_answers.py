@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.structured_output.tool_calls import ToolCallDelta, ToolCallParser
+from server.api.structured_output.tool_calls import ToolCallDelta, ToolCallParser
 
 NAMES = ("f", "g")
 

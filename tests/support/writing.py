@@ -7,13 +7,13 @@ import json
 
 from fakes import FakeEngine
 
-from server.answers.chat_writer import ChatWriter
-from server.answers.completion_writer import CompletionWriter
-from server.answers.writer import Writer
-from server.input_processor import InputProcessor
-from server.schemas import ChatBody, CompletionBody, parse
-from server.streaming import collect, events
-from server.transport.wire import DONE
+from server.api.answers.chat_writer import ChatWriter
+from server.api.answers.completion_writer import CompletionWriter
+from server.api.answers.streaming import collect, events
+from server.api.answers.writer import Writer
+from server.api.inputs.input_processor import InputProcessor
+from server.api.schemas.requests import ChatBody, CompletionBody, parse
+from server.api.transport.wire import DONE
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

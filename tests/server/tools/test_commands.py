@@ -9,8 +9,8 @@ from engines import load_engine
 from serving import serving
 from typer.testing import CliRunner
 
-from server.async_engine import AsyncEngine
 from server.cli import app
+from server.engine.async_engine import AsyncEngine
 from server.errors import ConfigurationError
 
 pytest.importorskip("matplotlib")

@@ -1,0 +1,70 @@
+"""From the engine's outputs to what is sent: one whole answer, or server-sent events.
+
+A Writer makes the answer; this drives it, and leaves to a thread what takes long to write. Never
+waits for anything but the engine's outputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from server.api.answers.choices import Piece, join
+from server.api.answers.writer import Writer
+from server.api.transport.wire import encode_patiently
+from server.request import RequestOutput
+
+_MANY_SCORES = 256
+"""Tokens with log-probabilities from which on an answer is written in a thread."""
+Result = TypeVar("Result")
+
+
+async def collect(writer: Writer, outputs: AsyncGenerator[RequestOutput, None]) -> bytes:
+    """The whole answer as JSON.
+
+    Raises:
+        ApiError: A request failed; the others are aborted.
+    """
+    pieces: list[list[Piece]] = [[] for _ in writer.call.requests]
+    num_scores = 0
+    async with aclosing(outputs):
+        async for output in outputs:
+            index, piece = await _aside(output, writer.feed)
+            pieces[index].append(piece)
+            num_scores += len(piece.scored) + len(output.prompt_logprobs or ())
+    joined = [join(gained) for gained in pieces]
+    if num_scores > _MANY_SCORES:
+        return await asyncio.to_thread(lambda: encode_patiently(writer.answer(joined)))
+    return writer.encode(writer.answer(joined))
+
+
+async def _aside(output: RequestOutput, work: Callable[[RequestOutput], Result]) -> Result:
+    """What comes of an output; in a thread if the scores of a prompt make that long."""
+    if output.prompt_logprobs is None:
+        return work(output)
+    return await asyncio.to_thread(work, output)
+
+
+async def events(
+    writer: Writer, outputs: AsyncGenerator[RequestOutput, None]
+) -> AsyncGenerator[bytes, None]:
+    """The answer as server-sent events; closing this iterator aborts what still runs.
+
+    Args:
+        writer: Makes the chunks.
+        outputs: The engine's; closed in the end.
+
+    Raises:
+        ApiError: A request failed; the others are aborted.
+    """
+    async with aclosing(outputs):
+        async for output in outputs:
+            parts = await _aside(output, writer.parts)
+            for part in parts:
+                yield part
+            if writer.finished:
+                break
+    for part in writer.ending():
+        yield part

@@ -1,0 +1,1 @@
+"""The table of request fields, and the errors that name them."""

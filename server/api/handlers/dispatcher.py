@@ -1,0 +1,230 @@
+"""Dispatcher: from a request's bytes to a checked body, and from a call to its answer.
+
+What the handlers of api.py and other_forms.py share. A generation request passes: body read, JSON
+parsed, fields judged, types checked, queue limit, tokenised, context checked; only then does the
+engine see it. The event loop owns connections, the engine owns requests; nothing here computes for
+long on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api.answers.streaming import collect, events
+from server.api.answers.writer import Writer
+from server.api.call import Call
+from server.api.dialects.dialect import Dialect
+from server.api.fields.fields import Endpoint, judge
+from server.api.handlers.admission import Admission
+from server.api.inputs.input_processor import InputProcessor
+from server.api.observability.metrics import Metrics
+from server.api.protocols import EngineClient, TokenizerLike
+from server.api.schemas import requests as schemas
+from server.api.transport.connection import read_body, unless_gone
+from server.api.transport.deadline import within
+from server.api.transport.event_stream import EventStream, KeepAlive, begin
+from server.api.transport.json_body import parse_object
+from server.api.transport.wire import encode
+from server.config import ServerConfig
+from server.errors import EngineDeadError
+from server.request import RequestOutput
+
+logger = logging.getLogger(__name__)
+IGNORED_HEADER = "X-Ignored-Fields"
+_INLINE_BYTES = 16_384
+"""Bodies up to this size are parsed on the event loop; longer ones in a thread."""
+_JSON = "application/json"
+_MAX_HEADER = 1000
+_MAX_NAMED = 400
+"""More ignored fields than a header has room for are not named."""
+_MAX_REPORTED = 1000
+_READY = "READY"
+
+Parsed = TypeVar("Parsed", bound=schemas.Body)
+Result = TypeVar("Result")
+WriterFactory = Callable[[Call, TokenizerLike], Writer]
+
+
+class Dispatcher:
+    """Reads what clients send, and answers with what the engine makes of it.
+
+    Args:
+        engine: Runs the requests.
+        config: The limits.
+        metrics: Told what is asked for and what comes of it.
+    """
+
+    def __init__(self, engine: EngineClient, config: ServerConfig, metrics: Metrics) -> None:
+        self._engine = engine
+        self._config = config
+        self._metrics = metrics
+        self._admission = Admission(config.max_num_seqs + config.max_queue)
+        self._processor: InputProcessor | None = None
+        self._reported: set[tuple[str, str]] = set()
+
+    @property
+    def inputs(self) -> InputProcessor:
+        """Checks inputs; made when the first is needed, as the model must be loaded."""
+        if self._processor is None:
+            engine = self.running()
+            self._processor = InputProcessor(
+                engine.info,
+                engine.tokenizer,
+                engine.chat_template,
+                grammars=engine.grammars,
+                tool_call_parser=self._config.tool_call_parser,
+            )
+        return self._processor
+
+    def running(self) -> EngineClient:
+        """The engine, if it takes requests.
+
+        Raises:
+            EngineDeadError: It is loading, draining or dead.
+        """
+        status = self._engine.status.name
+        if status == _READY:
+            return self._engine
+        code = {"LOADING": "loading", "DRAINING": "draining"}.get(status)
+        words = {"LOADING": "The model is still loading.", "DRAINING": "The server is draining."}
+        raise EngineDeadError(
+            words.get(status) or self._engine.error or "The engine is dead.", code=code
+        )
+
+    async def read(
+        self, request: Request, schema: type[Parsed], endpoint: Endpoint
+    ) -> tuple[Parsed, tuple[str, ...]]:
+        """Read and check a body; returns it with the names of the fields that were ignored.
+
+        Raises:
+            ApiError: It cannot be served.
+        """
+        return await self._read(request, lambda raw: self._parse(raw, schema, endpoint))
+
+    async def read_in(
+        self, dialect: Dialect[Parsed], request: Request
+    ) -> tuple[tuple[Parsed, schemas.ChatBody], tuple[str, ...]]:
+        """Read a body in another form; returns it and the chat that it asks for.
+
+        Raises:
+            ApiError: It cannot be served.
+        """
+        return await self._read(request, lambda raw: self._parse_in(dialect, raw))
+
+    async def _read(
+        self, request: Request, parse: Callable[[bytes], tuple[Result, tuple[str, ...]]]
+    ) -> tuple[Result, tuple[str, ...]]:
+        self.running()
+        raw = await read_body(request, self._config.max_body_bytes)
+        if len(raw) > _INLINE_BYTES:
+            result, ignored = await asyncio.to_thread(parse, raw)
+        else:
+            result, ignored = parse(raw)
+        self._report(ignored, request.headers.get("user-agent", ""))
+        return result, ignored
+
+    def _parse(
+        self, raw: bytes, schema: type[Parsed], endpoint: Endpoint
+    ) -> tuple[Parsed, tuple[str, ...]]:
+        judged = judge(
+            parse_object(raw),
+            endpoint,
+            max_model_len=self._engine.info.max_model_len,
+            reject_unknown=self._config.unknown_fields == "reject",
+        )
+        body = schemas.parse(schema, judged.values)
+        return body, (*judged.ignored, *self.inputs.ignored_hints(body))
+
+    def _parse_in(
+        self, dialect: Dialect[Parsed], raw: bytes
+    ) -> tuple[tuple[Parsed, schemas.ChatBody], tuple[str, ...]]:
+        body, ignored = self._parse(raw, dialect.schema, dialect.endpoint)
+        chat = dialect.speak(lambda: dialect.to_chat(body))
+        return (body, chat), (*ignored, *dialect.fields(self.inputs.ignored_hints(chat)))
+
+    def _report(self, ignored: Sequence[str], user_agent: str) -> None:
+        """Count the ignored fields, and log each once for each client program."""
+        self._metrics.num_ignored_fields += len(ignored)
+        for name in ignored[:_MAX_NAMED]:
+            key = (_header_name(name), user_agent[:200])
+            if key not in self._reported and len(self._reported) < _MAX_REPORTED:
+                self._reported.add(key)
+                logger.info("ignored the field %s sent by %r", *key)
+
+    async def generate(
+        self,
+        request: Request,
+        prepare: Callable[[], Call],
+        kind: WriterFactory,
+        *,
+        num_sequences: int,
+        ignored: tuple[str, ...],
+    ) -> Response:
+        """Run a call to its answer, or to the first event of its stream or a first silence.
+
+        Args:
+            request: Whose connection it is.
+            prepare: Makes the call; runs in a thread.
+            kind: Makes what writes the answer.
+            num_sequences: How many the call will run, for the queue limit.
+            ignored: Names of fields that were not looked at.
+
+        Raises:
+            ApiError: It cannot be served, or failed before the first event.
+        """
+        ticket = self._admission.enter(num_sequences)
+        try:
+            call = await asyncio.to_thread(prepare)
+            writer = kind(call, self._engine.tokenizer)
+            outputs = self._outputs(call)
+            if not call.options.stream:
+                raw = await unless_gone(request.receive, collect(writer, outputs))
+                ticket.release()
+                return Response(raw, media_type=_JSON, headers=_ignored_header(ignored))
+            rest = events(writer, outputs)
+            keep_alive = KeepAlive(self._config.keep_alive_interval, writer.keep_alive)
+            first = await begin(request.receive, rest, patience=keep_alive.interval)
+        except BaseException:
+            ticket.release()
+            raise
+        return EventStream(
+            first,
+            rest,
+            headers=_ignored_header(ignored),
+            keep_alive=keep_alive,
+            on_end=ticket.release,
+            failure=writer.failure,
+        )
+
+    def _outputs(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
+        """What the engine brings for a call, counted, within the time it is given."""
+        outputs = self._metrics.requests.watch(call, self._engine.generate(call.requests))
+        limit = self._config.request_timeout
+        return outputs if limit is None else within(limit, outputs)
+
+
+def json_answer(answer: BaseModel | bytes, ignored: Sequence[str] = ()) -> Response:
+    """A whole answer that needed no generation, encoded already or not."""
+    raw = answer if isinstance(answer, bytes) else encode(answer)
+    return Response(raw, media_type=_JSON, headers=_ignored_header(ignored))
+
+
+def _header_name(name: str) -> str:
+    """A field's name as a header may carry it."""
+    return re.sub(r"[^A-Za-z0-9_.\[\]]", "", name[:100])
+
+
+def _ignored_header(ignored: Sequence[str]) -> dict[str, str]:
+    """The header that names what was ignored, about a kilobyte at most."""
+    names = ", ".join(filter(None, map(_header_name, ignored[:_MAX_NAMED])))
+    if len(names) > _MAX_HEADER:
+        names = names[:_MAX_HEADER].rpartition(", ")[0]
+    return {IGNORED_HEADER: names} if names else {}

@@ -1,0 +1,227 @@
+"""Experiments: POST /v1/compare and POST /v1/attention, what the page lets people try.
+
+Both are bounded, and comparisons run one at a time: doing without the cache is expensive, and
+whoever is served beside one must not feel it. Only known fields are taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from time import perf_counter
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server import request as engine_request
+from server.api.fields.fields import Endpoint, judge
+from server.api.handlers.admission import Admission, Ticket
+from server.api.protocols import EngineClient
+from server.api.schemas import requests as schemas
+from server.api.transport.connection import read_body, unless_gone
+from server.api.transport.event_stream import EventStream, KeepAlive, begin
+from server.api.transport.json_body import parse_object
+from server.api.transport.wire import encode, event
+from server.engine.comparison import Comparison, Run
+from server.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    InternalError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+)
+
+MAX_BODY_BYTES = 64_000
+MAX_PROMPT_TOKENS = 256
+"""Of a comparison's prompt, and of a text whose attention is shown."""
+_RETRY_SECONDS = 5
+_ROUNDED = 5
+"""Digits of an attention weight."""
+_DONE = b"data: [DONE]\n\n"
+
+Body = TypeVar("Body", bound=schemas.Body)
+StepEvents = AsyncGenerator[dict[str, object], None]
+
+
+class Experiments:
+    """The handlers of these routes.
+
+    Args:
+        engine: Serves everybody else meanwhile.
+        keep_alive: Seconds of silence after which a stream carries a comment.
+    """
+
+    def __init__(self, engine: EngineClient, *, keep_alive: float) -> None:
+        self._engine = engine
+        self._keep_alive = KeepAlive(keep_alive)
+        self._comparisons = Admission(1)
+
+    async def compare(self, request: Request) -> Response:
+        """Generate the same tokens with the cache and without it, and time each step."""
+        body = await self._read(request, schemas.CompareBody, Endpoint.COMPARE)
+        token_ids = await self._encode(body.prompt)
+        limit = self._engine.info.max_model_len
+        if len(token_ids) + body.max_tokens > limit:
+            raise ContextLengthError(
+                limit=limit, prompt=len(token_ids), completion=body.max_tokens, param="prompt"
+            )
+        ticket = self._begin()
+        steps = self._compare(token_ids, body.max_tokens)
+        try:
+            if not body.stream:
+                answer = await unless_gone(request.receive, _last(steps))
+                ticket.release()
+                return _json(answer)
+            events = _as_events(steps, ticket)
+            first = await begin(request.receive, events, patience=self._keep_alive.interval)
+        except BaseException:
+            ticket.release()
+            raise
+        return EventStream(
+            first, events, headers={}, keep_alive=self._keep_alive, on_end=ticket.release
+        )
+
+    async def attention(self, request: Request) -> Response:
+        """Show what each token of a short text attends to."""
+        body = await self._read(request, schemas.AttentionBody, Endpoint.ATTENTION)
+        token_ids = await self._encode(body.prompt)
+        info = self._engine.info
+        _check_below("layer", body.layer, info.num_layers)
+        _check_below("head", body.head, info.num_heads)
+        weights = await self._engine.attention_weights(token_ids, layer=body.layer, head=body.head)
+        answer = {
+            "object": "attention",
+            "model": info.model_name,
+            "layer": body.layer,
+            "head": body.head,
+            "num_layers": info.num_layers,
+            "num_heads": info.num_heads,
+            "window": None if body.layer is None else info.cost.windows[body.layer],
+            "token_ids": token_ids,
+            "tokens": [self._engine.tokenizer.token_text(token) for token in token_ids],
+            "weights": [
+                [round(weight, _ROUNDED) for weight in row[: position + 1]]
+                for position, row in enumerate(weights)
+            ],
+        }
+        return _json(answer)
+
+    async def _read(self, request: Request, schema: type[Body], endpoint: Endpoint) -> Body:
+        """Read and check a body, once the engine is there for it."""
+        if self._engine.status.name != "READY":
+            raise EngineDeadError(self._engine.error or "The server takes no requests now.")
+        raw = await read_body(request, MAX_BODY_BYTES)
+        info = self._engine.info
+        judged = judge(parse_object(raw), endpoint, max_model_len=info.max_model_len)
+        body = schemas.parse(schema, judged.values)
+        if body.model not in (None, info.model_name):
+            raise ModelNotFoundError(
+                f"The model '{str(body.model)[:200]}' is not served here; '{info.model_name}' is.",
+                param="model",
+            )
+        return body
+
+    async def _encode(self, prompt: str) -> list[int]:
+        token_ids = await asyncio.to_thread(self._engine.tokenizer.encode, prompt)
+        if not 1 <= len(token_ids) <= MAX_PROMPT_TOKENS:
+            raise InvalidRequestError(
+                f"'prompt' must have 1 to {MAX_PROMPT_TOKENS} tokens here (got {len(token_ids)}).",
+                param="prompt",
+            )
+        return token_ids
+
+    def _begin(self) -> Ticket:
+        """Take the one place for a comparison."""
+        if self._comparisons.num_open:
+            raise OverloadedError(
+                "Another comparison is running, and they run one at a time. Try again later.",
+                retry_after=_RETRY_SECONDS,
+            )
+        return self._comparisons.enter(1)
+
+    async def _compare(self, token_ids: list[int], num_steps: int) -> StepEvents:
+        """Yield each step of both runs, and in the end the comparison."""
+        runs = []
+        for use_cache in (True, False):
+            run = Run(use_cache=use_cache)
+            async with aclosing(self._run(run, token_ids, num_steps)) as steps:
+                async for step in steps:
+                    yield step
+            runs.append(run)
+        comparison = Comparison(cached=runs[0], uncached=runs[1], cost=self._engine.info.cost)
+        yield {
+            "object": "compare",
+            "model": self._engine.info.model_name,
+            **comparison.to_json(_marks(runs[0].lengths)),
+        }
+
+    async def _run(self, run: Run, token_ids: list[int], num_steps: int) -> StepEvents:
+        """Generate one way, entering the steps in `run`."""
+        request = engine_request.Request(
+            request_id=f"compare-{uuid.uuid4().hex}",
+            token_ids=list(token_ids),
+            params=engine_request.SamplingParams(
+                max_tokens=num_steps, temperature=0.0, ignore_eos=True
+            ),
+            use_cache=run.use_cache,
+            prefix_cache=False,
+        )
+        begun = last = perf_counter()
+        async with aclosing(self._engine.generate([request])) as outputs:
+            async for output in outputs:
+                if output.error is not None:
+                    raise InternalError(output.error)
+                now = perf_counter()
+                for token_id in output.token_ids:
+                    length = len(token_ids) + len(run.lengths)
+                    run.add(length, now - last, token_id)
+                    yield {
+                        "object": "compare.step",
+                        "use_cache": run.use_cache,
+                        "length": length,
+                        "step_ms": 1000 * (now - last),
+                        "elapsed_ms": 1000 * (now - begun),
+                        "token_id": token_id,
+                        "text": output.text,
+                    }
+                last = now
+
+
+def _marks(lengths: list[int]) -> list[int]:
+    """Lengths to sum up at: the powers of two within the run, and its end."""
+    first, last = lengths[0], lengths[-1]
+    powers = (1 << exponent for exponent in range(last.bit_length()))
+    return [*(power for power in powers if first < power < last), last]
+
+
+async def _last(steps: StepEvents) -> dict[str, object]:
+    """Let the steps run and return the last event."""
+    answer: dict[str, object] = {}
+    async with aclosing(steps):
+        async for step in steps:
+            answer = step
+    return answer
+
+
+async def _as_events(steps: StepEvents, ticket: Ticket) -> AsyncGenerator[bytes, None]:
+    """The steps in the form of a stream; the place is free when its end can be seen."""
+    async with aclosing(steps):
+        async for step in steps:
+            yield event(step)
+    ticket.release()
+    yield _DONE
+
+
+def _check_below(name: str, value: int | None, limit: int) -> None:
+    if value is not None and value >= limit:
+        raise InvalidRequestError(
+            f"'{name}' must be at most {limit - 1} with this model (got {value}).", param=name
+        )
+
+
+def _json(answer: Mapping[str, object]) -> Response:
+    return Response(encode(answer), media_type="application/json")

@@ -1,0 +1,1 @@
+"""From a Request to its outputs: the engine thread and what it owns; knows no HTTP."""

@@ -1,0 +1,213 @@
+"""Engine: the loop at the heart of the server, one step at a time.
+
+Whoever calls `step` owns the engine and every request handed to it; in the server that is the
+engine thread (see async_engine). It knows nothing of HTTP and nothing of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from server.engine.output_processor import OutputProcessor
+from server.engine.planning.batch import Batch, ScheduledRequest
+from server.engine.runner import ModelRunner
+from server.engine.sampler import Sampler, SamplerOutput
+from server.engine.sampling.token_masks import TokenMasks
+from server.engine.scheduler import Scheduler
+from server.engine.text_logits import text_logits
+from server.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    RequestStatus,
+    SamplingParams,
+    TokenLogprob,
+)
+
+
+class AttentionRecording(Protocol):
+    """`record_attention` with a model and a cache's form given already."""
+
+    def __call__(
+        self, token_ids: Sequence[int], *, layer: int | None, head: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weights (S, S) and the hidden states (S, C)."""
+
+
+class Engine:
+    """Continues requests together, one token each per step.
+
+    Args:
+        scheduler: Decides what each step computes, and frees what has ended.
+        runner: Computes it.
+        sampler: Chooses tokens.
+        output_processor: Makes text of them and sees when a request ends.
+        record_attention: Runs the readable model over a text; see model.attention_recorder.
+        token_masks: Finds what constrained requests may say.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        sampler: Sampler,
+        *,
+        output_processor: OutputProcessor,
+        record_attention: AttentionRecording,
+        token_masks: TokenMasks,
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._sampler = sampler
+        self._output_processor = output_processor
+        self._record_attention = record_attention
+        self._token_masks = token_masks
+        self._scored: set[str] = set()  # who wants its prompt's log-probabilities, or nothing else
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Take over a request; it starts when the scheduler finds room."""
+        self._output_processor.add(request)
+        self.scheduler.add(request)
+        if request.params.prompt_logprobs is not None or request.params.max_tokens == 0:
+            self._scored.add(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request whose client went away; unknown and finished ones are ignored."""
+        self.scheduler.abort(request_id)
+        self._forget(request_id)
+
+    def step(self) -> list[RequestOutput]:
+        """Schedule, run, sample, commit, emit."""
+        batch = self.scheduler.schedule()
+        if batch is None:
+            return []
+        self._token_masks.begin(batch.sampling_requests)
+        hidden = self._runner.forward(batch)
+        sampled = self._sample(batch, hidden)
+        self.scheduler.commit(batch)
+        return self._score_prompts(batch, hidden) + self._emit(batch, sampled)
+
+    def generate(self, requests: Sequence[Request]) -> list[RequestOutput]:
+        """Run these requests to their ends and return all outputs, for use without a server."""
+        for request in requests:
+            self.add(request)
+        outputs = []
+        while self.has_work:
+            outputs += self.step()
+        return outputs
+
+    def attention_weights(
+        self, token_ids: Sequence[int], *, layer: int | None = None, head: int | None = None
+    ) -> list[list[float]]:
+        """Compute what each token of a short text attends to, without touching any request.
+
+        Args:
+            token_ids: The text, at most model.attention_recorder.MAX_TOKENS tokens.
+            layer: From 0; None is the mean of all layers.
+            head: From 0; None is the mean of all heads.
+
+        Returns:
+            A square of rows that sum to 1, zero above the diagonal.
+
+        Raises:
+            ValueError: An argument is out of its bounds.
+        """
+        weights, _ = self._record_attention(token_ids, layer=layer, head=head)
+        rows: list[list[float]] = weights.tolist()
+        return rows
+
+    def text_logits(self, token_ids: Sequence[int]) -> Iterator[tuple[range, Tensor]]:
+        """Logits of every position of a text, some rows at a time; see text_logits.py."""
+        return text_logits(self.scheduler, self._runner, token_ids)
+
+    def warm_up(self) -> None:
+        """Run the model before the first client waits for it, leaving no trace in the cache."""
+        params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+        self.generate([Request(request_id="warm-up", token_ids=[0, 0], params=params)])
+        self.scheduler.manager.reset_prefix_cache()
+
+    def _sample(self, batch: Batch, hidden: Tensor) -> SamplerOutput | None:
+        """Choose a token for each request that has caught up; None if there is none."""
+        rows = batch.sample_rows
+        if not rows:
+            return None
+        logits = self._runner.logits(hidden, rows)
+        allowed = self._token_masks.finish()
+        sampled = self._sampler.sample(logits, batch.sampling_requests, allowed=allowed.words)
+        if allowed.failed:
+            sampled.failed.update(allowed.failed)
+        return sampled
+
+    def _score_prompts(self, batch: Batch, hidden: Tensor) -> list[RequestOutput]:
+        """Fill in the prompt log-probabilities of this batch; end requests that want only those."""
+        finished: list[RequestOutput] = []
+        if not self._scored:
+            return finished
+        for entry, first_row in zip(batch.scheduled, batch.first_rows, strict=True):
+            request, params = entry.request, entry.request.params
+            if request.request_id not in self._scored:
+                continue
+            try:
+                if params.prompt_logprobs is not None:
+                    self._score_prompt(entry, first_row, hidden)
+            except ValueError as error:  # its logits are not finite; the others go on
+                output = self._output_processor.fail(request, str(error))
+                finished.append(self._finish(request, output))
+                continue
+            prompt_done = request.num_computed_tokens >= request.num_prompt_tokens
+            if params.max_tokens == 0 and prompt_done:
+                output = self._output_processor.finish_scoring(request)
+                finished.append(self._finish(request, output))
+        return finished
+
+    def _score_prompt(self, entry: ScheduledRequest, first_row: int, hidden: Tensor) -> None:
+        """Score the prompt tokens that follow this chunk's; what was scored before stays."""
+        request = entry.request
+        if not request.prompt_logprobs:
+            request.prompt_logprobs.append(None)
+        first = max(entry.start, len(request.prompt_logprobs) - 1)
+        stop = min(entry.start + entry.num_new_tokens, request.num_prompt_tokens - 1)
+        shift = first_row - entry.start
+        for rows, logits in self._runner.logit_slices(hidden, range(first + shift, stop + shift)):
+            targets = request.token_ids[rows.start - shift + 1 : rows.stop - shift + 1]
+            request.prompt_logprobs += self._sampler.prompt_logprobs(
+                logits, targets, num_top=request.params.prompt_logprobs or 0
+            )
+
+    def _emit(self, batch: Batch, sampled: SamplerOutput | None) -> list[RequestOutput]:
+        """Hand each chosen token to its request; end those that are done."""
+        if sampled is None:
+            return []
+        return [
+            self._finish(request, self._output(request, sampled, row))
+            for row, request in enumerate(batch.sampling_requests)
+            if request.status is RequestStatus.RUNNING  # scoring may have ended it
+        ]
+
+    def _output(self, request: Request, sampled: SamplerOutput, row: int) -> RequestOutput:
+        if row in sampled.failed:
+            asks_too_much = request.grammar is not None and request.grammar.is_broken
+            refused = sampled.is_contradiction(row) or asks_too_much
+            reason = FinishReason.REFUSED if refused else FinishReason.ERROR
+            return self._output_processor.fail(request, sampled.failed[row], reason=reason)
+        logprob: TokenLogprob | None = sampled.logprobs[row]
+        return self._output_processor.process(request, sampled.token_ids[row], logprob)
+
+    def _finish(self, request: Request, output: RequestOutput) -> RequestOutput:
+        if output.finish_reason is not None:
+            self.scheduler.finish(request, output.finish_reason)
+            self._forget(request.request_id)
+        return output
+
+    def _forget(self, request_id: str) -> None:
+        self._output_processor.forget(request_id)
+        self._sampler.forget(request_id)
+        self._scored.discard(request_id)

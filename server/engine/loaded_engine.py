@@ -1,0 +1,184 @@
+"""LoadedEngine: an engine with what belongs to its model, and how it is all put together.
+
+Everything is built here, in one place, and passed in; what was built does not know this file.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from cache.manager import KVCacheManager
+from cache.pool import KVCachePool
+from model.attention_recorder import record_attention
+from model.chat_template import ChatTemplate
+from model.cost import ForwardCost
+from model.loader import LoadedModel, Progress, load_model, resolve_model
+from model.native_library import NativeStatus, load_kernels
+from model.ops import attention_backend
+from model.tokenizer import Tokenizer
+from server.config import EngineConfig
+from server.engine.engine import Engine
+from server.engine.engine_info import EngineInfo
+from server.engine.grammars.grammar import GrammarCompiler
+from server.engine.observed_scheduler import ObservedScheduler
+from server.engine.output_processor import OutputProcessor
+from server.engine.planning.cache_plan import CachePlan, plan_cache
+from server.engine.planning.pace import Pace
+from server.engine.planning.resources import available_memory, cpu_count
+from server.engine.runner import ModelRunner
+from server.engine.sampler import Sampler
+from server.engine.sampling.token_masks import TokenMasks
+from server.engine.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine with what the event loop needs of its model."""
+
+    engine: Engine
+    info: EngineInfo
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    timeline: Timeline
+    """What its requests waited for and did."""
+    grammars: GrammarCompiler
+
+
+def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> LoadedEngine:
+    """Load the model, plan and allocate its cache, and warm up.
+
+    Args:
+        config: What to load and how to run it.
+        progress: Told how much of the weights is loaded.
+
+    Raises:
+        ConfigurationError: The options do not fit together, the model or this machine.
+        ModelError: The checkpoint cannot be found, read or served.
+    """
+    num_threads = config.threads or cpu_count()
+    kernels, status = load_kernels(config.kernels, threads=num_threads)
+    # Beside the kernels torch does little, and its waiting threads would take their processors.
+    torch.set_num_threads(1 if kernels else num_threads)
+    logger.info("kernels: %s (%s), %d threads", status.path, status.reason, num_threads)
+    loaded = load_model(
+        resolve_model(config.model),
+        dtype=config.dtype,
+        device=config.device,
+        kernels=kernels,
+        quantize=config.quantize,
+        progress=progress,
+    )
+    pool, plan = _allocate_cache(loaded, config)
+    logger.info(plan.describe())
+    manager = KVCacheManager(
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        prefix_caching=config.prefix_caching,
+    )
+    limits = {
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_model_len": plan.max_model_len,
+    }
+    timeline = Timeline()
+    cost = ForwardCost.of(
+        loaded.config,
+        weights_bytes=loaded.num_bytes,
+        cache_bytes_per_token=plan.bytes_per_token,
+    )
+    engine = Engine(
+        ObservedScheduler(manager, timeline=timeline, pace=_pace(loaded, cost), **limits),
+        ModelRunner(loaded.native or loaded.model, pool, attention_backend(), **limits),
+        Sampler(
+            loaded.config.vocab_size,
+            loaded.device,
+            eos_token_ids=loaded.eos_token_ids,
+            kernels=kernels if loaded.native else None,
+        ),
+        output_processor=OutputProcessor(loaded.tokenizer, loaded.eos_token_ids),
+        record_attention=partial(record_attention, loaded.model, like=pool.storage),
+        token_masks=TokenMasks(loaded.config.vocab_size),
+    )
+    engine.warm_up()
+    timeline.clear()
+    return LoadedEngine(
+        engine=engine,
+        info=_describe(loaded, plan, cost, config=config, status=status),
+        tokenizer=loaded.tokenizer,
+        chat_template=loaded.chat_template,
+        timeline=timeline,
+        grammars=GrammarCompiler(
+            loaded.tokenizer,
+            vocab_size=loaded.config.vocab_size,
+            eos_token_ids=loaded.eos_token_ids,
+        ),
+    )
+
+
+def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> tuple[KVCachePool, CachePlan]:
+    """Decide how large the cache is, and allocate it beside the weights."""
+    model = loaded.config
+    on_gpu = loaded.device.type == "cuda"
+    plan = plan_cache(
+        weights_bytes=loaded.num_bytes,
+        bytes_per_token=KVCachePool.bytes_per_token(
+            model.num_layers, model.num_kv_heads, model.head_dim, loaded.dtype
+        ),
+        memory=config.kv_cache_memory,
+        available=torch.cuda.mem_get_info()[0] if on_gpu else available_memory(),
+        block_size=config.block_size,
+        context=model.max_position_embeddings,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+    )
+    pool = KVCachePool(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=loaded.dtype,
+        num_blocks=plan.num_blocks + 1,  # and the padding block
+        block_size=plan.block_size,
+        device=loaded.device,
+    )
+    return pool, plan
+
+
+def _pace(loaded: LoadedModel, cost: ForwardCost) -> Pace:
+    """How far prompts may stretch a step, by what computes it."""
+    path = "torch" if loaded.native is None else "native"
+    return Pace.of(cost, path="cuda" if loaded.device.type == "cuda" else path)
+
+
+def _describe(
+    loaded: LoadedModel,
+    plan: CachePlan,
+    cost: ForwardCost,
+    *,
+    config: EngineConfig,
+    status: NativeStatus,
+) -> EngineInfo:
+    return EngineInfo(
+        model_name=config.served_model_name or loaded.name,
+        root=str(loaded.path),
+        architecture=loaded.config.architecture,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=loaded.device.type,
+        num_parameters=loaded.num_parameters,
+        vocab_size=loaded.config.vocab_size,
+        max_model_len=plan.max_model_len,
+        num_cache_tokens=plan.num_tokens,
+        block_size=plan.block_size,
+        num_threads=status.threads,
+        kernels="torch" if loaded.native is None else status.path,
+        eos_token_ids=loaded.eos_token_ids,
+        default_params=loaded.default_params,
+        num_layers=loaded.config.num_layers,
+        num_heads=loaded.config.num_heads,
+        cost=cost,
+    )

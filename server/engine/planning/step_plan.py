@@ -1,0 +1,77 @@
+"""StepPlan: the batch of one step while it is put together, and what is left of its budgets.
+
+It says how many tokens a request may have in this step; in which order requests are asked is the
+scheduler's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from server.engine.planning.batch import Batch, ScheduledRequest
+from server.engine.planning.pace import Pace
+from server.request import Request
+
+
+class StepPlan:
+    """A batch in the making; those who decode come first, as prompts are measured by them.
+
+    Args:
+        max_tokens: Most tokens in the batch.
+        pace: How much prompts may add once somebody decodes.
+    """
+
+    def __init__(self, max_tokens: int, pace: Pace) -> None:
+        self._single: list[ScheduledRequest] = []
+        self._longer: list[ScheduledRequest] = []
+        self._tokens_left = max_tokens
+        self._pace = pace
+        self._num_decodes = 0
+        self._decode_positions = 0
+        self._prompts = 0.0
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        return chain(self._single, self._longer)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no token of a prompt can be added."""
+        return self._tokens_left <= 0 or self._time_left <= 0.0
+
+    def grant(self, request: Request) -> int:
+        """How many tokens of the request this step can compute."""
+        uncomputed = request.num_uncomputed_tokens
+        tokens = min(uncomputed, self._tokens_left)
+        if uncomputed > 1 and self._num_decodes:
+            if self._time_left <= 0.0:
+                return 0
+            cost = self._pace.cost(request.num_computed_tokens)
+            return min(tokens, max(1, int(self._time_left / cost)))
+        return tokens
+
+    def schedule(self, request: Request, count: int) -> None:
+        """Add as many tokens as were granted to the batch."""
+        start = request.num_computed_tokens
+        num_tokens = len(request.token_ids)
+        if num_tokens - start > 1:
+            self._prompts += count * self._pace.cost(start)
+        else:
+            self._num_decodes += 1
+            self._decode_positions += start
+        self._tokens_left -= count
+        caught_up = start + count == num_tokens
+        samples = caught_up and request.params.max_tokens > 0
+        entries = self._single if count == 1 else self._longer
+        entries.append(ScheduledRequest(request, start, count, samples))
+
+    def to_batch(self) -> Batch | None:
+        """The finished batch, single tokens first; None if it is empty."""
+        scheduled = (*self._single, *self._longer)
+        return Batch.of(scheduled) if scheduled else None
+
+    @property
+    def _time_left(self) -> float:
+        """What catching up may still cost."""
+        decodes = self._pace.cost(self._decode_positions, count=self._num_decodes)
+        return self._pace.room(decodes) - self._prompts

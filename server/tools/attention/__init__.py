@@ -1,0 +1,1 @@
+"""kvserve attention: what each token of a text attends to."""

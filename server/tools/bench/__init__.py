@@ -1,0 +1,1 @@
+"""kvserve bench: prompt and decode speed against the memory's limit."""

@@ -1,0 +1,1 @@
+"""Peers of the benchmark, which whoever renews the documentation's figures runs beside ours."""

@@ -1,0 +1,1 @@
+"""kvserve compare: what the cache gains."""

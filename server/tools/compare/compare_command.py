@@ -1,0 +1,155 @@
+"""kvserve compare: what the KV cache gains, as a table, as JSON and as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from server.commands.options import with_options
+from server.config import EngineConfig
+from server.engine.comparison import Comparison
+from server.errors import ConfigurationError
+from server.tools.command_line import (
+    FigurePath,
+    JsonPath,
+    caption,
+    check_folder,
+    describe,
+    load_for_one,
+    spinner,
+    write_json,
+)
+from server.tools.compare.compare_figure import draw_comparison
+from server.tools.plots import check_plottable
+
+Rows = Sequence[Mapping[str, Any]]
+_PROMPT = "Once upon a time, in a small town by the sea,"
+
+
+@with_options(EngineConfig)
+def compare(
+    config: EngineConfig,
+    *,
+    prompt: Annotated[str, typer.Option(help="What the sequence begins with.")] = _PROMPT,
+    max_length: Annotated[int, typer.Option(min=64, help="The longest sequence.")] = 1024,
+    lengths: Annotated[
+        str,
+        typer.Option(help="Compare at these, such as 100,300.", show_default="64, 128, 256 ..."),
+    ] = "",
+    whole: Annotated[
+        int, typer.Option(min=1, help="Run every step without the cache up to this length.")
+    ] = 128,
+    figure: FigurePath = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Measure what the KV cache gains: the same tokens with it and without it.
+
+    Without the cache each step computes the whole sequence, so that all of them together take
+    time with the cube of the length. Beyond --whole only some of those steps are run: all that
+    the table marks with a tilde is added up from straight lines between them.
+    """
+    from server.tools.compare.compare import CacheComparison, ladder  # noqa: PLC0415 - torch takes seconds
+
+    check_plottable(figure)
+    check_folder(json_path)
+    chosen = _numbers(lengths) or ladder(max_length)
+    with spinner() as bar:
+        task = bar.add_task("loading the model", total=None)
+        loaded = load_for_one(config, max_model_len=max(chosen) + 1)
+
+        def show(doing: str, done: int, total: int) -> None:
+            bar.update(task, description=doing, completed=done, total=total)
+
+        token_ids = loaded.tokenizer.encode(prompt)
+        measured = CacheComparison(loaded, token_ids, progress=show).run(chosen, whole=whole)
+    facts, answer = describe(loaded), measured.to_json(chosen)
+    rows = [measured.row(length) for length in chosen]
+    _show(Console(), measured, rows, caption(facts))
+    write_json(json_path, {**facts, **answer})
+    if figure is not None:
+        draw_comparison(measured, chosen, subtitle=caption(facts), path=figure)
+
+
+def _numbers(text: str) -> list[int]:
+    """Lengths from a list with commas, in order.
+
+    Raises:
+        ConfigurationError: One is no whole number, or too small to compare anything.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) > 1 for part in parts):
+        raise ConfigurationError(f"--lengths: expected whole numbers above 1 (got {text})")
+    return sorted(map(int, set(parts)))
+
+
+def _show(console: Console, measured: Comparison, rows: Rows, where: str) -> None:
+    """Print the times, the work behind them, and in words what they mean."""
+    console.print(f"\n[bold]What the KV cache gains[/bold], {where}\n", highlight=False)
+    times = _table("tokens", "one step", "without", "faster", "answer", "without", "faster")
+    work = _table("tokens", "cache held", "GFLOP a step", "without", "GB moved", "without")
+    for row in rows:
+        times.add_row(*_times(row))
+        work.add_row(*_work(row))
+    console.print(times)
+    console.print("What a step must compute and move at least, from the configuration:")
+    console.print(work)
+    _show_growth(console, measured)
+    different = measured.first_difference
+    count = len(measured.uncached.lengths)
+    if different is None:
+        console.print(f"[green]All {count} tokens chosen without the cache are the same.[/green]")
+    else:
+        console.print(f"[red]The tokens differ from the step of {different} tokens on.[/red]")
+
+
+def _table(*headings: str) -> Table:
+    table = Table(header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _times(row: Mapping[str, Any]) -> Sequence[str]:
+    cached, uncached = row["cached"], row["uncached"]
+    about = "~" if uncached["total_is_estimate"] else ""
+    return (
+        f"{row['length']:,}",
+        f"{cached['step_ms']:,.1f} ms",
+        f"{uncached['step_ms']:,.1f} ms",
+        f"{row['step_speedup']:.1f}x",
+        f"{cached['total_ms'] / 1000:,.2f} s",
+        f"{about}{uncached['total_ms'] / 1000:,.2f} s",
+        f"{about}{row['total_speedup']:.1f}x",
+    )
+
+
+def _work(row: Mapping[str, Any]) -> Sequence[str]:
+    sides = row["cached"], row["uncached"]
+    return (
+        f"{row['length']:,}",
+        f"{row['cache_bytes'] / 2**20:.2f} MiB",
+        *(f"{side['step_flops'] / 1e9:,.2f}" for side in sides),
+        *(f"{side['step_bytes'] / 1e9:,.3f}" for side in sides),
+    )
+
+
+def _show_growth(console: Console, measured: Comparison) -> None:
+    """Print the fitted step times; a whole answer grows with one power more."""
+    for name, growth in measured.growth.items():
+        if growth is None:
+            continue
+        terms = [f"{1000 * growth.coefficients[0]:.2f} ms"]
+        for power, coefficient in enumerate(growth.coefficients[1:], start=1):
+            unit = "us x n" if power == 1 else "ns x n^2"
+            terms.append(f"{coefficient * 10 ** (3 + 3 * power):.3f} {unit}")
+        degree = len(growth.coefficients) - 1
+        words = {"cached": "with the cache", "uncached": "without it"}[name]
+        console.print(
+            f"One step {words}: {' + '.join(terms)} (R^2 {growth.r_squared:.3f}); "
+            f"the whole answer grows with n^{degree + 1}.",
+            highlight=False,
+        )

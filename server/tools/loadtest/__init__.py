@@ -1,0 +1,1 @@
+"""kvserve loadtest: a load generator for any server of the OpenAI API, and its report."""

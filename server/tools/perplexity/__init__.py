@@ -1,0 +1,1 @@
+"""kvserve perplexity: what rounding the weights costs."""

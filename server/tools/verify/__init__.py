@@ -1,0 +1,1 @@
+"""kvserve verify: the one-answer contract, checked to the bit."""
