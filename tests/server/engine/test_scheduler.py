@@ -148,24 +148,24 @@ def test_random_workloads_finish_with_undisturbed_answers(seed: int) -> None:
         )
     aborted = set()
     arriving = list(requests)
-    while arriving or server.engine.scheduler.has_work:
+    while arriving or server.scheduler.has_work:
         while arriving and generator.random() < 0.4:
             server.add(arriving.pop(0))
-        if generator.random() < 0.02 and server.engine.scheduler.requests:
-            victim = generator.choice(server.engine.scheduler.requests)
-            assert server.engine.scheduler.abort(victim.request_id) is victim
+        if generator.random() < 0.02 and server.scheduler.requests:
+            victim = generator.choice(server.scheduler.requests)
+            assert server.scheduler.abort(victim.request_id) is victim
             aborted.add(victim)
         batch = server.step()
-        assert (batch is not None) or not server.engine.scheduler.has_work or arriving
-    assert server.engine.scheduler.num_preemptions > 0
-    assert server.engine.scheduler.manager.usage == 0
+        assert (batch is not None) or not server.scheduler.has_work or arriving
+    assert server.scheduler.num_preemptions > 0
+    assert server.scheduler.manager.usage == 0
     assert 0 < len(aborted) < 40
     for request in requests:
         assert (request.status, request.region) == (RequestStatus.FINISHED, None)
         if request not in aborted:
             prompt = request.token_ids[: request.num_prompt_tokens]
             assert request.token_ids[len(prompt) :] == alone(prompt, request.params.max_tokens)
-    ended = server.engine.scheduler.num_finished
+    ended = server.scheduler.num_finished
     assert ended == {FinishReason.LENGTH: 80 - len(aborted), FinishReason.ABORT: len(aborted)}
 
 
@@ -175,7 +175,7 @@ def test_no_step_exceeds_its_budget_or_its_seats(budget: int) -> None:
     server = make_server(max_num_batched_tokens=budget, max_num_seqs=3)
     server.add(*(make_request([n] * (3 * n + 1)) for n in range(1, 8)))
     while server.step():
-        assert server.engine.scheduler.num_running <= min(3, budget)  # else one would get no token
+        assert server.scheduler.num_running <= min(3, budget)  # else one would get no token
     for batch in server.batches:
         counts = [entry.num_new_tokens for entry in batch.scheduled]
         assert 0 < sum(counts) == batch.num_tokens <= budget
@@ -257,7 +257,7 @@ def test_nobody_overtakes_a_request_that_waits_for_room() -> None:
     )
     server.add(running, large, small)
     server.step()
-    assert (server.engine.scheduler.num_running, server.engine.scheduler.num_waiting) == (1, 2)
+    assert (server.scheduler.num_running, server.scheduler.num_waiting) == (1, 2)
     server.run()
     first_step = {}
     for number, batch in enumerate(server.batches):
@@ -271,7 +271,7 @@ def test_the_last_in_order_gives_way_and_comes_back_with_its_tokens() -> None:
     server = make_server(num_blocks=6, max_num_seqs=4)
     older, younger = (make_request([n] * 7, max_tokens=13) for n in (1, 2))
     server.add(older, younger)
-    while not server.engine.scheduler.num_preemptions:
+    while not server.scheduler.num_preemptions:
         server.step()
     assert (younger.status, younger.region) == (RequestStatus.WAITING, None)
     assert (younger.num_computed_tokens, younger.num_preemptions) == (0, 1)
@@ -306,7 +306,7 @@ def test_a_preempted_request_waits_ahead_of_newcomers() -> None:
     older = make_request([1] * 7, max_tokens=13)
     younger, newcomer = (make_request([n] * 7, max_tokens=13, arrival_time=1e9) for n in (2, 3))
     server.add(older, younger, newcomer)
-    while not server.engine.scheduler.num_preemptions:
+    while not server.scheduler.num_preemptions:
         server.step()
     assert younger.num_preemptions == 1
     while younger.region is None:
@@ -324,7 +324,7 @@ def test_a_newcomer_leaves_a_block_for_each_running_request() -> None:
     server.step()
     assert newcomer.num_output_tokens == 0
     server.run()
-    assert server.engine.scheduler.num_preemptions == 0
+    assert server.scheduler.num_preemptions == 0
 
 
 def test_a_request_that_fills_the_whole_cache_runs() -> None:
@@ -335,7 +335,7 @@ def test_a_request_that_fills_the_whole_cache_runs() -> None:
     server.add(whole)
     server.run()
     assert whole.token_ids[15:] == alone([1] * 15, 5)
-    assert server.engine.scheduler.manager.usage == 0
+    assert server.scheduler.manager.usage == 0
 
 
 def test_a_repeated_prompt_computes_only_what_is_not_cached() -> None:
@@ -398,7 +398,7 @@ def test_nobody_waits_for_a_block_that_was_computed_and_forgotten() -> None:
     first, second = make_request([1] * 9, max_tokens=50), make_request([1] * 9)
     server.add(first)
     server.step()
-    server.engine.scheduler.manager.reset_prefix_cache()
+    server.scheduler.manager.reset_prefix_cache()
     server.add(second)
     assert parts(server.step()) == [(first, 9, 1), (second, 0, 9)]
 
@@ -438,9 +438,9 @@ def test_recomputation_after_complete_scores_may_share() -> None:
     server.add(older, scored)
     server.step()
     scored.prompt_logprobs += [None] * 7
-    while not server.engine.scheduler.num_preemptions:
+    while not server.scheduler.num_preemptions:
         server.step()
-    server.engine.scheduler.abort(older.request_id)
+    server.scheduler.abort(older.request_id)
     assert parts(server.step())[0][1] == 8
 
 
@@ -468,7 +468,7 @@ def test_what_can_never_run_is_refused(prompt: list[int], options: dict, message
     server.add(make_request([1], request_id="taken"))
     with pytest.raises(ValueError, match=message):
         server.add(make_request(prompt, **options))
-    assert server.engine.scheduler.num_waiting == 1
+    assert server.scheduler.num_waiting == 1
     server.run()
 
 
@@ -488,12 +488,12 @@ def test_abort_works_in_every_state(num_steps: int) -> None:
     server.add(request)
     for _ in range(num_steps):
         server.step()
-    assert server.engine.scheduler.abort(request.request_id) is request
+    assert server.scheduler.abort(request.request_id) is request
     assert (request.status, request.region) == (RequestStatus.FINISHED, None)
-    assert not server.engine.scheduler.has_work
-    assert server.engine.scheduler.manager.usage == 0
-    assert server.engine.scheduler.abort(request.request_id) is None
-    assert server.engine.scheduler.schedule() is None
+    assert not server.scheduler.has_work
+    assert server.scheduler.manager.usage == 0
+    assert server.scheduler.abort(request.request_id) is None
+    assert server.scheduler.schedule() is None
 
 
 def test_abort_of_a_preempted_request() -> None:
@@ -501,9 +501,9 @@ def test_abort_of_a_preempted_request() -> None:
     server = make_server(num_blocks=6)
     older, younger = (make_request([n] * 7, max_tokens=13) for n in (1, 2))
     server.add(older, younger)
-    while not server.engine.scheduler.num_preemptions:
+    while not server.scheduler.num_preemptions:
         server.step()
-    assert server.engine.scheduler.abort(younger.request_id) is younger
+    assert server.scheduler.abort(younger.request_id) is younger
     server.run()
     assert older.token_ids[7:] == alone([1] * 7, 13)
 
@@ -513,12 +513,12 @@ def test_commit_passes_over_what_was_aborted_meanwhile() -> None:
     server = make_server()
     request, other = make_request([1] * 9), make_request([2] * 9)
     server.add(request, other)
-    batch = server.engine.scheduler.schedule()
+    batch = server.scheduler.schedule()
     assert batch is not None
-    server.engine.scheduler.abort(request.request_id)
-    server.engine.scheduler.commit(batch)
+    server.scheduler.abort(request.request_id)
+    server.scheduler.commit(batch)
     assert (request.num_computed_tokens, other.num_computed_tokens) == (0, 9)
-    assert server.engine.scheduler.manager.num_matching_tokens([1] * 9) == 0
+    assert server.scheduler.manager.num_matching_tokens([1] * 9) == 0
 
 
 def test_without_the_cache_every_step_computes_the_whole_sequence() -> None:
@@ -542,11 +542,11 @@ def test_without_the_cache_nothing_is_shared() -> None:
     server.add(second)
     server.run()
     assert second.num_cached_tokens == 0
-    server.engine.scheduler.manager.reset_prefix_cache()
+    server.scheduler.manager.reset_prefix_cache()
     third, beside = (make_request([1] * 9, use_cache=use_cache) for use_cache in (False, True))
     server.add(third, beside)
     assert len(parts(server.step())) == 2
-    assert server.engine.scheduler.manager.num_matching_tokens([1] * 9) == 8
+    assert server.scheduler.manager.num_matching_tokens([1] * 9) == 8
     server.run()
     assert third.token_ids == beside.token_ids
 
@@ -557,7 +557,7 @@ def test_a_request_ends_once() -> None:
     request = make_request([1])
     server.add(request)
     server.step()
-    server.engine.scheduler.finish(request, FinishReason.STOP)
+    server.scheduler.finish(request, FinishReason.STOP)
     with pytest.raises(AssertionError, match="ended before"):
-        server.engine.scheduler.finish(request, FinishReason.STOP)
-    assert server.engine.scheduler.num_finished == {FinishReason.STOP: 1}
+        server.scheduler.finish(request, FinishReason.STOP)
+    assert server.scheduler.num_finished == {FinishReason.STOP: 1}
