@@ -1,21 +1,15 @@
 """ModelConfig: what a decoder-only Transformer is made of, whatever file it came from.
 
-Reads config.json (Hugging Face layout) and GGUF metadata. What is not supported is refused with
-the field's name, its value and what would be accepted; nothing is guessed and nothing ignored
-that would change a result. Never opens a file, never touches a weight.
+Plain data, checked only for what one field says about another. families/ fills it from fields.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from model.errors import ConfigError
-from model.formats.fields import Fields
-from model.formats.gguf_config import GGUF_FAMILIES
-from model.formats.hf_config import HF_FAMILIES
 from model.rotary import RotaryConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -30,7 +24,7 @@ class ModelConfig:
     """The shape of a model and the choices its family made; equal for equal models."""
 
     architecture: str
-    """The family: llama, mistral, qwen2, qwen3, gemma3_text or gpt2."""
+    """The family's name, as in families/: llama, qwen3, gemma3_text and so on."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -94,50 +88,3 @@ class ModelConfig:
             if not all(0 < factor < math.inf for factor in factors):
                 raise ConfigError("rope_freqs.weight has a value that is not a number above 0.")
         assert len(self.windows) == len(self.rotaries) == self.num_layers
-
-    @staticmethod
-    def from_hf(config: Mapping[str, object]) -> ModelConfig:
-        """Read the content of a config.json.
-
-        Args:
-            config: The parsed JSON. A multimodal gemma3 is read as its text part.
-
-        Raises:
-            ConfigError: A field is missing, malformed, or asks for what is not supported.
-        """
-        fields = Fields(config)
-        fields.refuse("quantization_config", neutral=())
-        if fields.get("model_type") == "gemma3":
-            fields = fields.within("text_config").over({"model_type": "gemma3_text"})
-        family = HF_FAMILIES[fields.text("model_type", known=HF_FAMILIES)]
-        return family(fields, ModelConfig)
-
-    @staticmethod
-    def from_gguf(
-        metadata: Mapping[str, object],
-        *,
-        tied_output: bool,
-        frequency_factors: Sequence[float] = (),
-    ) -> ModelConfig:
-        """Read the metadata of a GGUF file.
-
-        Args:
-            metadata: Plain Python values by their full keys.
-            tied_output: Whether the file has no tensor output.weight.
-            frequency_factors: The values of the tensor rope_freqs.weight, if there is one.
-
-        Raises:
-            ConfigError: A key is missing, malformed, or asks for what is not supported.
-        """
-        architecture = Fields(metadata).text("general.architecture", known=GGUF_FAMILIES)
-        config = GGUF_FAMILIES[architecture](
-            Fields(metadata, prefix=f"{architecture}."),
-            ModelConfig,
-            frequency_factors=tuple(float(factor) for factor in frequency_factors),
-        )
-        is_float32 = metadata.get("general.file_type") == 0
-        return replace(
-            config,
-            tie_word_embeddings=tied_output,
-            weights_dtype="float32" if is_float32 else "bfloat16",
-        )

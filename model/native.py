@@ -9,7 +9,7 @@ Holds weights and scratch memory; the cache is handed in with each pass.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -18,19 +18,18 @@ from torch import Tensor
 from cache.view import CacheView
 from model.config import ModelConfig
 from model.native_abi import (
-    Batch,
-    CacheLayer,
-    Layer,
-    Matrix,
-    ModelSpec,
-    Norm,
-    RotarySpec,
-    Step,
+    BatchStruct,
+    CacheLayerStruct,
+    LayerStruct,
+    MatrixStruct,
+    ModelStruct,
+    NormStruct,
+    RotaryStruct,
+    StepStruct,
 )
 from model.native_calls import BoundLogits, BoundPass
 from model.native_library import NativeKernels
-from model.quantization import PackedLinear, WeightFormat
-from model.transformer import Transformer
+from model.quantization import PackedLinear
 
 Weight = PackedLinear | Tensor
 
@@ -65,22 +64,6 @@ class NativeTransformer:
         builder = _SpecBuilder(config, self.weights)
         self._kept_alive = builder.frequencies
         self._model: int = kernels.library.kv_model_create(ctypes.byref(builder.spec))
-
-    @classmethod
-    def from_transformer(
-        cls,
-        transformer: Transformer,
-        *,
-        kernels: NativeKernels,
-        weight_format: WeightFormat | None = None,
-    ) -> NativeTransformer:
-        """Pack the weights of a Transformer; by default in the formats they have.
-
-        An embedding that only looks up rows keeps its format: rounding it would gain no speed.
-        """
-        parameters = transformer.named_parameters()
-        weights = dict(pack_weights(parameters, kernels=kernels, weight_format=weight_format))
-        return cls(transformer.config, weights, kernels=kernels)
 
     @property
     def num_bytes(self) -> int:
@@ -170,32 +153,9 @@ class NativeTransformer:
             self.kernels.library.kv_model_destroy(model)
 
 
-def pack_weights(
-    tensors: Iterator[tuple[str, Tensor]],
-    *,
-    kernels: NativeKernels,
-    weight_format: WeightFormat | None,
-) -> Iterator[tuple[str, Weight]]:
-    """Pack named parameters one at a time, so that each can be dropped before the next is read.
-
-    Args:
-        tensors: Names and float tensors of a Transformer.
-        kernels: What packs.
-        weight_format: Of the matrices that are multiplied; None keeps each one's own.
-    """
-    for name, tensor in tensors:
-        if tensor.ndim != 2:
-            yield name, tensor.detach().float().contiguous()
-            continue
-        own: WeightFormat = "float32" if tensor.dtype == torch.float32 else "bfloat16"
-        looked_up_only = name == POSITIONS
-        chosen = own if looked_up_only or weight_format is None else weight_format
-        yield name, PackedLinear.from_float(tensor, weight_format=chosen, kernels=kernels)
-
-
 def _describe_step(
     input_ids: Tensor, positions: Tensor, kv: CacheView, *, config: ModelConfig
-) -> Step:
+) -> StepStruct:
     """Where the kernels find a batch and its pool."""
     layout, storage = kv.layout, kv.pool.storage
     assert storage[0, 0].is_contiguous()
@@ -208,19 +168,19 @@ def _describe_step(
         config.num_kv_heads,
         config.head_dim,
     )
-    return Step(
+    return StepStruct(
         tokens=len(input_ids),
         input_ids=_address(input_ids),
         positions=_address(positions),
         slots=_address(layout.slots),
-        batch=Batch(
+        batch=BatchStruct(
             requests=len(layout.key_lengths),
             query_starts=_address(layout.query_starts),
             key_lengths=_address(layout.key_lengths),
             block_table=layout.block_table.data_ptr(),
             max_blocks=layout.block_table.stride(0),
         ),
-        first_layer=CacheLayer(
+        first_layer=CacheLayerStruct(
             keys=storage.data_ptr(),
             values=storage.data_ptr() + storage.stride(0) * storage.itemsize,
             is_bf16=int(storage.dtype == torch.bfloat16),
@@ -250,13 +210,13 @@ class _SpecBuilder:
         self.frequencies = [
             rotary.inverse_frequencies(config.head_dim).float().contiguous() for rotary in rotaries
         ]
-        layers = (Layer * config.num_layers)(
+        layers = (LayerStruct * config.num_layers)(
             *(self._layer(index) for index in range(config.num_layers))
         )
         for layer, rotary in zip(layers, config.rotaries, strict=True):
             layer.rotary = -1 if rotary is None else rotaries.index(rotary)
         embedding = self._matrix(EMBEDDING)
-        self.spec = ModelSpec(
+        self.spec = ModelStruct(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
             heads=config.num_heads,
@@ -265,15 +225,17 @@ class _SpecBuilder:
             layer_count=config.num_layers,
             rotary_count=len(rotaries),
             layers=layers,
-            rotaries=(RotarySpec * len(rotaries))(
+            rotaries=(RotaryStruct * len(rotaries))(
                 *(
-                    RotarySpec(frequencies.data_ptr(), rotary.attention_factor)
+                    RotaryStruct(frequencies.data_ptr(), rotary.attention_factor)
                     for frequencies, rotary in zip(self.frequencies, rotaries, strict=True)
                 )
             ),
             embedding=embedding,
             output=self._matrix(OUTPUT) if OUTPUT in weights else embedding,
-            position_embedding=self._matrix(POSITIONS) if config.learned_positions else Matrix(),
+            position_embedding=self._matrix(POSITIONS)
+            if config.learned_positions
+            else MatrixStruct(),
             final=self._norm("model.norm"),
             norm_epsilon=config.norm_eps,
             attention_scale=config.attention_scale,
@@ -282,38 +244,38 @@ class _SpecBuilder:
             activation=_ACTIVATIONS.index(config.activation),
         )
 
-    def _layer(self, index: int) -> Layer:
+    def _layer(self, index: int) -> LayerStruct:
         config, prefix = self._config, f"model.layers.{index}."
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         after_attention = self._norm(f"{prefix}post_attention_layernorm")
         sandwich = config.sandwich_norms
-        return Layer(
+        return LayerStruct(
             q=self._matrix(f"{attention}q_proj.weight"),
             k=self._matrix(f"{attention}k_proj.weight"),
             v=self._matrix(f"{attention}v_proj.weight"),
             o=self._matrix(f"{attention}o_proj.weight"),
-            gate=self._matrix(f"{mlp}gate_proj.weight") if config.gated_mlp else Matrix(),
+            gate=self._matrix(f"{mlp}gate_proj.weight") if config.gated_mlp else MatrixStruct(),
             up=self._matrix(f"{mlp}up_proj.weight"),
             down=self._matrix(f"{mlp}down_proj.weight"),
             input=self._norm(f"{prefix}input_layernorm"),
             mlp=self._norm(f"{prefix}pre_feedforward_layernorm") if sandwich else after_attention,
-            attention_out=after_attention if sandwich else Norm(),
-            mlp_out=self._norm(f"{prefix}post_feedforward_layernorm") if sandwich else Norm(),
-            q_head=self._norm(f"{attention}q_norm") if config.qk_norm else Norm(),
-            k_head=self._norm(f"{attention}k_norm") if config.qk_norm else Norm(),
+            attention_out=after_attention if sandwich else NormStruct(),
+            mlp_out=self._norm(f"{prefix}post_feedforward_layernorm") if sandwich else NormStruct(),
+            q_head=self._norm(f"{attention}q_norm") if config.qk_norm else NormStruct(),
+            k_head=self._norm(f"{attention}k_norm") if config.qk_norm else NormStruct(),
             window=config.windows[index] or 0,
         )
 
-    def _matrix(self, name: str) -> Matrix:
+    def _matrix(self, name: str) -> MatrixStruct:
         weight = self._weights[name]
         assert isinstance(weight, PackedLinear)
         return weight.matrix(self._vector(f"{name.removesuffix('.weight')}.bias"))
 
-    def _norm(self, name: str) -> Norm:
+    def _norm(self, name: str) -> NormStruct:
         weight, bias = self._vector(f"{name}.weight"), self._vector(f"{name}.bias")
         if weight is None:
             raise KeyError(f"{name}.weight")
-        return Norm(weight.data_ptr(), None if bias is None else bias.data_ptr())
+        return NormStruct(weight.data_ptr(), None if bias is None else bias.data_ptr())
 
     def _vector(self, name: str) -> Tensor | None:
         vector = self._weights.get(name)

@@ -1,6 +1,6 @@
 """The C interface of the native kernels, kernels/kvserve.h, as ctypes sees it.
 
-Structures and signatures only; a change there is a change here, and a new ABI_VERSION in both.
+A change there is a change here and in kernels/layouts.cpp, and a new ABI_VERSION in both.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 
 
-class Matrix(ctypes.Structure):
+class MatrixStruct(ctypes.Structure):
     """kv_matrix: the packed weights of a linear layer."""
 
     _fields_: ClassVar = [
@@ -26,7 +26,7 @@ class Matrix(ctypes.Structure):
     ]
 
 
-class CacheLayer(ctypes.Structure):
+class CacheLayerStruct(ctypes.Structure):
     """kv_cache_layer: one layer's keys and values in the pool."""
 
     _fields_: ClassVar = [
@@ -39,7 +39,7 @@ class CacheLayer(ctypes.Structure):
     ]
 
 
-class Batch(ctypes.Structure):
+class BatchStruct(ctypes.Structure):
     """kv_batch: who sees what in a flat ragged batch."""
 
     _fields_: ClassVar = [
@@ -51,31 +51,31 @@ class Batch(ctypes.Structure):
     ]
 
 
-class Norm(ctypes.Structure):
+class NormStruct(ctypes.Structure):
     """kv_norm: weights of a norm; all null is none."""
 
     _fields_: ClassVar = [("weight", c_void_p), ("bias", c_void_p)]
 
 
-class Layer(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
     """kv_layer: the weights of one decoder layer."""
 
     _fields_: ClassVar = [
-        *((name, Matrix) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((name, Norm) for name in ("input", "mlp", "attention_out", "mlp_out")),
-        *((name, Norm) for name in ("q_head", "k_head")),
+        *((name, MatrixStruct) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, NormStruct) for name in ("input", "mlp", "attention_out", "mlp_out")),
+        *((name, NormStruct) for name in ("q_head", "k_head")),
         ("window", c_int64),
         ("rotary", c_int64),
     ]
 
 
-class RotarySpec(ctypes.Structure):
+class RotaryStruct(ctypes.Structure):
     """kv_rotary_spec: angles per position."""
 
     _fields_: ClassVar = [("frequencies", c_void_p), ("magnitude", c_double)]
 
 
-class ModelSpec(ctypes.Structure):
+class ModelStruct(ctypes.Structure):
     """kv_model_spec: a decoder."""
 
     _fields_: ClassVar = [
@@ -86,12 +86,12 @@ class ModelSpec(ctypes.Structure):
         ("head_size", c_int64),
         ("layer_count", c_int64),
         ("rotary_count", c_int64),
-        ("layers", POINTER(Layer)),
-        ("rotaries", POINTER(RotarySpec)),
-        ("embedding", Matrix),
-        ("output", Matrix),
-        ("position_embedding", Matrix),
-        ("final", Norm),
+        ("layers", POINTER(LayerStruct)),
+        ("rotaries", POINTER(RotaryStruct)),
+        ("embedding", MatrixStruct),
+        ("output", MatrixStruct),
+        ("position_embedding", MatrixStruct),
+        ("final", NormStruct),
         ("norm_epsilon", c_double),
         ("attention_scale", c_double),
         ("embedding_scale", c_double),
@@ -100,7 +100,7 @@ class ModelSpec(ctypes.Structure):
     ]
 
 
-class Step(ctypes.Structure):
+class StepStruct(ctypes.Structure):
     """kv_step: one flat ragged batch and its pool."""
 
     _fields_: ClassVar = [
@@ -108,14 +108,14 @@ class Step(ctypes.Structure):
         ("input_ids", c_void_p),
         ("positions", c_void_p),
         ("slots", c_void_p),
-        ("batch", Batch),
-        ("first_layer", CacheLayer),
+        ("batch", BatchStruct),
+        ("first_layer", CacheLayerStruct),
         ("layer_bytes", c_int64),
         ("blocks", c_int64),
     ]
 
 
-class Choice(ctypes.Structure):
+class ChoiceStruct(ctypes.Structure):
     """kv_choice: how the next token of a row is chosen."""
 
     _fields_: ClassVar = [
@@ -143,12 +143,26 @@ CHOSEN, NOT_FINITE, NOTHING_ALLOWED = range(3)
 """What kv_choose says became of a row."""
 
 _P, _I32, _I64, _F = c_void_p, c_int32, c_int64, c_float
-_MATRIX, _CACHE, _BATCH = POINTER(Matrix), POINTER(CacheLayer), POINTER(Batch)
+_MATRIX, _CACHE, _BATCH = POINTER(MatrixStruct), POINTER(CacheLayerStruct), POINTER(BatchStruct)
+
+STRUCTS: tuple[type[ctypes.Structure], ...] = (
+    MatrixStruct,
+    CacheLayerStruct,
+    BatchStruct,
+    ChoiceStruct,
+    NormStruct,
+    LayerStruct,
+    RotaryStruct,
+    ModelStruct,
+    StepStruct,
+)
+"""In the order of kvserve.h."""
 
 SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "kv_abi_version": (_I32, ()),
     "kv_instruction_set": (c_char_p, ()),
     "kv_best_instruction_set": (c_char_p, ()),
+    "kv_struct_layouts": (_I64, (POINTER(POINTER(_I64)),)),
     "kv_pool_create": (_P, (_I32,)),
     "kv_pool_destroy": (None, (_P,)),
     "kv_packed_bytes": (_I64, (_I32, _I64, _I64)),
@@ -165,9 +179,9 @@ SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "kv_sampling_scratch": (_I64, (_I64,)),
     "kv_choose": (_I64, (_P, _P, _I64, _I64, _P, _P, _P, _P)),
     "kv_score": (None, (_P, _P, _P, _I64, _I64, _I64, _P, _P, _P)),
-    "kv_model_create": (_P, (POINTER(ModelSpec),)),
+    "kv_model_create": (_P, (POINTER(ModelStruct),)),
     "kv_model_destroy": (None, (_P,)),
-    "kv_model_forward": (_I32, (_P, _P, POINTER(Step), _P)),
+    "kv_model_forward": (_I32, (_P, _P, POINTER(StepStruct), _P)),
     "kv_model_logits": (None, (_P, _P, _P, _I64, _P)),
 }
 """Result and argument types of every function in kvserve.h."""
@@ -180,3 +194,15 @@ STEP_ERRORS: Mapping[int, str] = {
     5: "the block table names a block outside the pool",
 }
 """What kv_model_forward found wrong with a step, before it wrote anything."""
+
+
+def struct_layouts() -> list[tuple[str, int]]:
+    """List size and offsets of all structs as kv_struct_layouts does, each with what it is."""
+    found = []
+    for struct in STRUCTS:
+        name = (struct.__doc__ or "").partition(":")[0]
+        found.append((f"the size of {name}", ctypes.sizeof(struct)))
+        found += [
+            (f"{name}.{field[0]}", getattr(struct, field[0]).offset) for field in struct._fields_
+        ]
+    return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from model.errors import ModelError
-from model.native_abi import ABI_VERSION, SIGNATURES
+from model.native_abi import ABI_VERSION, SIGNATURES, struct_layouts
 from model.packed_memory import PackedMemory
 
 InstructionSet = Literal["amx", "avx512", "avx2", "portable"]
@@ -91,7 +91,25 @@ def _load(instruction_set: str) -> ctypes.CDLL:
             f"{path.name} has interface version {version}, but {ABI_VERSION} is needed; "
             "install again"
         )
+    _check_layouts(library, path.name)
     return library
+
+
+def _check_layouts(library: ctypes.CDLL, name: str) -> None:
+    """Compare the structs as the library lays them out with native_abi's."""
+    given = ctypes.POINTER(ctypes.c_int64)()
+    count = library.kv_struct_layouts(ctypes.byref(given))
+    expected = struct_layouts()
+    for (what, number), found in zip(expected, given[:count], strict=False):
+        if number != found:
+            raise NativeUnavailableError(
+                f"{name} has {what} at {found} bytes, but {number} is needed; install again"
+            )
+    if count != len(expected):
+        raise NativeUnavailableError(
+            f"{name} describes its structs by {count} numbers, but {len(expected)} are needed; "
+            "install again"
+        )
 
 
 @functools.cache

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.native_abi import Choice
+from model.native_abi import ChoiceStruct
 from model.native_library import NativeKernels
 
-CHOICE = np.dtype(Choice)
+CHOICE = np.dtype(ChoiceStruct)
 """kv_choice of kvserve.h, as the elements of an array."""
 
 

@@ -16,7 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from model.native_abi import Matrix
+from model.native_abi import MatrixStruct
 from model.native_library import NativeKernels
 
 WeightFormat = Literal["float32", "bfloat16", "int8", "int4", "int4_affine"]
@@ -123,9 +123,9 @@ class PackedLinear:
         """Bytes of the packed form."""
         return self.data.nbytes
 
-    def matrix(self, bias: Tensor | None = None) -> Matrix:
+    def matrix(self, bias: Tensor | None = None) -> MatrixStruct:
         """Describe the matrix to the kernels; valid while `data` and `bias` live."""
-        return Matrix(
+        return MatrixStruct(
             format=FORMATS.index(self.format),
             out_features=self.shape[0],
             in_features=self.shape[1],

@@ -90,10 +90,14 @@ class GGUFFile:
             raise CheckpointError(f"{path.name} is not a usable GGUF file: {reason}.") from error
         return GGUFFile(path, metadata, {tensor.name: tensor for tensor in reader.directory})
 
-    def read(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
-        """Read the bytes of one tensor."""
-        content = np.fromfile(self.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
-        if content.size != tensor.num_bytes:
+    def read(self, tensor: GGUFTensor, index: int | None = None) -> npt.NDArray[np.uint8]:
+        """Read the bytes of one tensor, or of one item of its outermost axis."""
+        size, offset = tensor.num_bytes, tensor.offset
+        if index is not None:
+            size //= tensor.shape[0]
+            offset += index * size
+        content = np.fromfile(self.path, np.uint8, size, offset=offset)
+        if content.size != size:
             raise CheckpointError(f"{self.path.name} was cut short while {tensor.name} was read.")
         return content
 

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define KV_ABI_VERSION 5
+#define KV_ABI_VERSION 6
 #define KV_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -65,6 +65,9 @@ enum { KV_SILU = 0, KV_GELU_TANH = 1, KV_GELU_ERF = 2 };
 KV_EXPORT int32_t kv_abi_version(void);
 KV_EXPORT const char* kv_instruction_set(void);  // what this library was compiled for
 KV_EXPORT const char* kv_best_instruction_set(void);  // what this processor can run
+// Points at the layouts of the structs of this file, in its order: of each its size, then the offset
+// of each field.  Returns how many numbers there are.
+KV_EXPORT int64_t kv_struct_layouts(const int64_t** layouts);
 
 // ---- threads ----
 KV_EXPORT kv_pool* kv_pool_create(int32_t threads);
@@ -86,6 +89,8 @@ KV_EXPORT void kv_gather_rows(kv_pool* pool, const kv_matrix* matrix, const int6
                               int64_t count, float scale, float* out);
 
 // ---- operations; all float32, row-major ----
+// What kv_model_forward is made of.  Only kv_linear serves elsewhere; the others are a seam where
+// tests reach one operation alone.
 // out (rows, out_stride) = x (rows, in) W^T + bias; added to what is there if `accumulate`.
 KV_EXPORT void kv_linear(kv_pool* pool, const kv_matrix* matrix, const float* x, int64_t rows,
                          float* out, int64_t out_stride, int32_t accumulate);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from model.loader import open_checkpoint, resolve_model
+from model.formats.loader import open_checkpoint, resolve_model
 from model.native_library import load_kernels
 from server.config import EngineConfig
 from server.engine.planning.cache_plan import format_bytes

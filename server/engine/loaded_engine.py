@@ -16,7 +16,7 @@ from cache.pool import KVCachePool
 from model.attention_recorder import record_attention
 from model.chat_template import ChatTemplate
 from model.cost import ForwardCost
-from model.loader import LoadedModel, Progress, load_model, resolve_model
+from model.formats.loader import LoadedModel, Progress, load_model, resolve_model
 from model.native_library import NativeStatus, load_kernels
 from model.ops import attention_backend
 from model.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from paged import PagedCache
 from torch import Tensor
 
 from model.attention_recorder import MAX_TOKENS, record_attention
-from model.loader import load_model
+from model.formats.loader import load_model
 
 LIKE = torch.zeros(1)
 TOKENS = [(17 * i + i * i) % 256 for i in range(40)]

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from model.config import LARGEST_TABLE, ModelConfig
+from model.config import LARGEST_TABLE
 from model.errors import ConfigError
+from model.families.tensor_parts import GGUFTensors
+from model.formats.gguf_config import read_gguf_config
+from model.formats.hf_config import read_hf_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -33,15 +36,17 @@ GGUF_LLAMA: dict[str, Any] = {
 
 def test_both_formats_give_one_configuration() -> None:
     """The same model read from config.json and from GGUF metadata is equal."""
-    assert ModelConfig.from_gguf(GGUF_LLAMA, tied_output=False) == ModelConfig.from_hf(LLAMA)
+    assert read_gguf_config(
+        GGUF_LLAMA, GGUFTensors(names=frozenset({"output.weight"}))
+    ) == read_hf_config(LLAMA)
 
 
 def test_configuration_cannot_be_changed() -> None:
     """A configuration is frozen and can be a key."""
-    config = ModelConfig.from_hf(LLAMA)
+    config = read_hf_config(LLAMA)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.num_layers = 3  # type: ignore[misc]  # the fault under test
-    assert {config: 1}[ModelConfig.from_hf(LLAMA)] == 1
+    assert {config: 1}[read_hf_config(LLAMA)] == 1
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,7 @@ def test_configuration_cannot_be_changed() -> None:
 def test_contradictions_are_refused(changes: dict[str, Any], words: str) -> None:
     """Sizes that do not go together, or would exhaust the memory, are named."""
     with pytest.raises(ConfigError) as caught:
-        ModelConfig.from_hf(LLAMA | changes)
+        read_hf_config(LLAMA | changes)
     assert words in str(caught.value)
 
 
@@ -71,4 +76,4 @@ def test_contradictions_are_refused(changes: dict[str, Any], words: str) -> None
 def test_frequency_factors_must_fit(factors: list[float], words: str) -> None:
     """Frequency factors are as many as half the head size, and divide."""
     with pytest.raises(ConfigError, match=words):
-        ModelConfig.from_gguf(GGUF_LLAMA, tied_output=True, frequency_factors=factors)
+        read_gguf_config(GGUF_LLAMA, GGUFTensors(vectors={"rope_freqs.weight": tuple(factors)}))

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from model.cost import ForwardCost
-from model.loader import load_model
+from model.formats.loader import load_model
 
 COST = ForwardCost(
     layer_parameters=1000,

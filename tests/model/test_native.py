@@ -8,6 +8,7 @@ import pytest
 import torch
 from checkpoints import RANDOM_CONFIGS, random_model
 from hf_reference import ours_from
+from native_models import native_from
 from paged import PagedCache
 from torch import Tensor
 
@@ -57,7 +58,7 @@ def torch_model(name: str) -> Transformer:
 def native(
     name: str, instruction_set: InstructionSet, threads: int, weight_format: WeightFormat
 ) -> NativeTransformer:
-    return NativeTransformer.from_transformer(
+    return native_from(
         torch_model(name), kernels=kernels(instruction_set, threads), weight_format=weight_format
     )
 

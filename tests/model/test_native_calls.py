@@ -6,6 +6,7 @@ import pytest
 import torch
 from checkpoints import RANDOM_CONFIGS, random_model
 from hf_reference import ours_from
+from native_models import native_from
 from paged import PagedCache
 from torch import Tensor
 
@@ -22,9 +23,7 @@ def model() -> NativeTransformer:
         kernels = NativeKernels("portable", threads=1)
     except NativeUnavailableError as error:
         pytest.skip(str(error))
-    return NativeTransformer.from_transformer(
-        ours_from(random_model(RANDOM_CONFIGS["rand-llama-tied"])), kernels=kernels
-    )
+    return native_from(ours_from(random_model(RANDOM_CONFIGS["rand-llama-tied"])), kernels=kernels)
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
-from model import native_library
+from model import native_abi, native_library
 from model.native_library import (
     INSTRUCTION_SETS,
     NativeKernels,
@@ -55,3 +57,26 @@ def test_pools_come_and_go() -> None:
     for threads in (1, 2, 5):
         for _ in range(5):
             assert NativeKernels("portable", threads=threads).threads == threads
+
+
+def test_a_struct_of_another_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that lays a struct out otherwise than Python is named with what differs."""
+
+    class Longer(native_abi.BatchStruct):
+        """kv_batch: with one field more than the library knows."""
+
+        _fields_ = (("novelty", ctypes.c_int64),)
+
+    structs = [Longer if s is native_abi.BatchStruct else s for s in native_abi.STRUCTS]
+    monkeypatch.setattr(native_abi, "STRUCTS", tuple(structs))
+    native_library._load.cache_clear()
+    with pytest.raises(NativeUnavailableError, match="the size of kv_batch at 40 bytes, but 48"):
+        NativeKernels("portable", threads=1)
+
+
+def test_a_struct_too_few_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library with a struct that Python does not know is of another version."""
+    monkeypatch.setattr(native_abi, "STRUCTS", native_abi.STRUCTS[:-1])
+    native_library._load.cache_clear()
+    with pytest.raises(NativeUnavailableError, match="describes its structs by"):
+        NativeKernels("portable", threads=1)

@@ -11,7 +11,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from model.errors import ConfigError
-from model.formats.fields import Fields
+from model.families.fields import Fields
+from model.families.rotary_fields import gguf_rotary, hf_rotary
 from model.rotary import RotaryConfig
 
 LLAMA3 = {
@@ -77,7 +78,7 @@ def test_frequencies_equal_transformers(kind: str, old: bool) -> None:
         SCALINGS[kind]["rope_type"], LlamaRotaryEmbedding.compute_default_rope_parameters
     )
     wanted, attention_factor = make(reference)
-    rotary = RotaryConfig.from_hf(Fields(settings(SCALINGS[kind], old=old)))
+    rotary = hf_rotary(Fields(settings(SCALINGS[kind], old=old)))
     assert torch.equal(rotary.inverse_frequencies(128), wanted)
     assert rotary.attention_factor == pytest.approx(attention_factor, rel=1e-12)
 
@@ -85,7 +86,7 @@ def test_frequencies_equal_transformers(kind: str, old: bool) -> None:
 def test_dynamic_differs_beyond_the_context_only() -> None:
     """Up to the configured length dynamic scaling is none, which is why no table goes further."""
     config = LlamaConfig(**settings(SCALINGS["dynamic"], old=False))
-    rotary = RotaryConfig.from_hf(Fields(settings(SCALINGS["dynamic"], old=False)))
+    rotary = hf_rotary(Fields(settings(SCALINGS["dynamic"], old=False)))
     for length, same in ((1, True), (131072, True), (131073, False), (200_000, False)):
         wanted, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=length)
         assert torch.equal(rotary.inverse_frequencies(128), wanted) == same
@@ -94,10 +95,10 @@ def test_dynamic_differs_beyond_the_context_only() -> None:
 def test_frequency_factors_divide() -> None:
     """The factors a GGUF carries for llama3 give the frequencies of its configuration."""
     fields = Fields(settings(LLAMA3, old=True))
-    wanted = RotaryConfig.from_hf(fields).inverse_frequencies(128)
+    wanted = hf_rotary(fields).inverse_frequencies(128)
     plain = RotaryConfig(theta=500_000.0).inverse_frequencies(128)
     factors = tuple((plain / wanted).tolist())
-    rotary = RotaryConfig.from_gguf(Fields({"rope.freq_base": 5e5}), frequency_factors=factors)
+    rotary = gguf_rotary(Fields({"rope.freq_base": 5e5}), frequency_factors=factors)
     torch.testing.assert_close(rotary.inverse_frequencies(128), wanted)
 
 
@@ -119,7 +120,7 @@ def test_frequency_factors_divide() -> None:
 def test_unknown_and_incomplete_scalings_are_refused(changes: dict[str, Any], words: str) -> None:
     """A scaling that is not supported, or lacks a field, is named."""
     with pytest.raises(ConfigError) as caught:
-        RotaryConfig.from_hf(Fields({"max_position_embeddings": 10, "rope_scaling": changes}))
+        hf_rotary(Fields({"max_position_embeddings": 10, "rope_scaling": changes}))
     assert words in str(caught.value)
 
 
@@ -159,13 +160,13 @@ def test_unknown_and_incomplete_scalings_are_refused(changes: dict[str, Any], wo
 def test_gguf_keys_mean_what_config_json_says(metadata: dict[str, Any], hf: dict[str, Any]) -> None:
     """Rotary metadata give the same configuration as the fields they were made from."""
     base = {"context_length": 8192, "rope.freq_base": 1e6}
-    ours = RotaryConfig.from_gguf(Fields(base | metadata))
+    ours = gguf_rotary(Fields(base | metadata))
     config = {"max_position_embeddings": 8192, "rope_theta": 1e6, "rope_scaling": hf}
-    assert ours == RotaryConfig.from_hf(Fields(config))
+    assert ours == hf_rotary(Fields(config))
 
 
 def test_unsupported_gguf_scalings_are_refused() -> None:
     """A scaling type or option of a GGUF that is not supported is named with its key."""
     for key, value in (("rope.scaling.type", "longrope"), ("rope.scaling.alpha", 2.0)):
         with pytest.raises(ConfigError, match=rf"llama\.{key} is"):
-            RotaryConfig.from_gguf(Fields({f"llama.{key}": value}, prefix="llama."))
+            gguf_rotary(Fields({f"llama.{key}": value}, prefix="llama."))

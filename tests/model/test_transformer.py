@@ -23,7 +23,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from model.config import ModelConfig
+from model.formats.hf_config import read_hf_config
 from model.transformer import Transformer
 
 TOLERANCE = 3e-4
@@ -211,7 +211,7 @@ def test_built_on_meta_and_filled_equals_built_in_place() -> None:
     name = "rand-gemma3"
     source = reference(name)
     with torch.device("meta"):
-        model = Transformer(ModelConfig.from_hf(source.config.to_dict()), dtype=torch.float32)
+        model = Transformer(read_hf_config(source.config.to_dict()), dtype=torch.float32)
     model.load_state_dict(canonical_tensors(source), assign=True)
     ids = torch.arange(40)
     assert torch.equal(model(ids, ids), ours(name)(ids, ids))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from model.config import ModelConfig
+from model.formats.hf_config import read_hf_config
 from model.transformer import Transformer
 
 GPT2_NAMES = {
@@ -52,6 +52,6 @@ def _gpt2_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def ours_from(reference: PreTrainedModel, *, dtype: torch.dtype = torch.float32) -> Transformer:
     """Our Transformer with the configuration and the weights of a transformers model."""
-    model = Transformer(ModelConfig.from_hf(reference.config.to_dict()), dtype=dtype)
+    model = Transformer(read_hf_config(reference.config.to_dict()), dtype=dtype)
     model.load_state_dict(canonical_tensors(reference), strict=True)
     return model.eval()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.native_abi import Batch, CacheLayer
+from model.native_abi import BatchStruct, CacheLayerStruct
 from model.native_library import NativeKernels
 from model.quantization import PackedLinear
 
@@ -151,10 +151,10 @@ class Paged:
         return self.values.view(blocks, kv_heads, block_size, head_size).transpose(1, 2)
 
     @property
-    def layer(self) -> CacheLayer:
+    def layer(self) -> CacheLayerStruct:
         """Describe it to the kernels."""
         _, block_size, kv_heads, head_size = self.keys.shape
-        return CacheLayer(
+        return CacheLayerStruct(
             keys=self.keys.data_ptr(),
             values=self.values.data_ptr(),
             is_bf16=int(self.keys.dtype == torch.bfloat16),
@@ -213,7 +213,7 @@ def attention(
     n, heads, head_size = q.shape
     starts = torch.tensor([0, *(len(request.q) for request in requests)]).cumsum(0)
     lengths = torch.tensor([len(request.k) for request in requests])
-    batch = Batch(
+    batch = BatchStruct(
         requests=len(requests),
         query_starts=starts.data_ptr(),
         key_lengths=lengths.data_ptr(),

@@ -11,6 +11,12 @@ from gguf import GGUFReader, GGUFWriter, RopeScalingType
 
 from model.config import ModelConfig
 from model.errors import ConfigError
+from model.families.tensor_parts import GGUFTensors
+from model.formats.gguf_config import read_gguf_config
+from model.formats.hf_config import read_hf_config
+
+TIED = GGUFTensors()
+UNTIED = GGUFTensors(names=frozenset({"output.weight"}))
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 100,
@@ -55,7 +61,7 @@ def metadata(writer: GGUFWriter) -> dict[str, object]:
 
 
 def from_hf(model_type: str, **changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf(SHAPE | {"model_type": model_type} | changes)
+    return read_hf_config(SHAPE | {"model_type": model_type} | changes)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
@@ -65,7 +71,7 @@ def test_families_of_one_skeleton(tmp_path: Path, architecture: str) -> None:
     writer.add_key_length(16)
     writer.add_value_length(16)
     writer.add_rope_dimension_count(16)
-    config = ModelConfig.from_gguf(metadata(writer), tied_output=False)
+    config = read_gguf_config(metadata(writer), UNTIED)
     assert config == from_hf(architecture, head_dim=16)
 
 
@@ -78,14 +84,14 @@ def test_yarn_and_float32(tmp_path: Path) -> None:
     writer.add_file_type(0)
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     wanted = from_hf("qwen2", rope_scaling=scaling, tie_word_embeddings=True, dtype="float32")
-    assert ModelConfig.from_gguf(metadata(writer), tied_output=True) == wanted
+    assert read_gguf_config(metadata(writer), TIED) == wanted
 
 
 def test_window_of_a_llama_is_that_of_mistral(tmp_path: Path) -> None:
     """A llama file with a window has it in every layer, as mistral does."""
     writer = write(tmp_path / "a.gguf", "llama")
     writer.add_sliding_window(32)
-    config = ModelConfig.from_gguf(metadata(writer), tied_output=False)
+    config = read_gguf_config(metadata(writer), UNTIED)
     assert replace(config, architecture="mistral") == from_hf("mistral", sliding_window=32)
 
 
@@ -114,7 +120,7 @@ def test_gemma3(tmp_path: Path, pattern: Any) -> None:
         rope_scaling={"rope_type": "linear", "factor": 8.0},
         **changes,
     )
-    assert ModelConfig.from_gguf(metadata(writer), tied_output=True) == wanted
+    assert read_gguf_config(metadata(writer), TIED) == wanted
 
 
 def test_gemma3_of_62_layers_scales_by_hidden_size_per_head() -> None:
@@ -130,9 +136,9 @@ def test_gemma3_of_62_layers_scales_by_hidden_size_per_head() -> None:
         "gemma3.attention.key_length": 16,
         "gemma3.attention.layer_norm_rms_epsilon": 1e-6,
     }
-    assert ModelConfig.from_gguf(fields, tied_output=True).attention_scale == 21**-0.5
+    assert read_gguf_config(fields, TIED).attention_scale == 21**-0.5
     fields["gemma3.block_count"] = 26
-    assert ModelConfig.from_gguf(fields, tied_output=True).attention_scale == 16**-0.5
+    assert read_gguf_config(fields, TIED).attention_scale == 16**-0.5
 
 
 def test_gpt2(tmp_path: Path) -> None:
@@ -147,8 +153,8 @@ def test_gpt2(tmp_path: Path) -> None:
         "n_positions": 256,
         "layer_norm_epsilon": 2.0**-20,
     }
-    config = ModelConfig.from_gguf(metadata(write(tmp_path / "a.gguf", "gpt2")), tied_output=True)
-    assert config == ModelConfig.from_hf(fields)
+    config = read_gguf_config(metadata(write(tmp_path / "a.gguf", "gpt2")), TIED)
+    assert config == read_hf_config(fields)
 
 
 @pytest.mark.parametrize(
@@ -175,17 +181,17 @@ def test_what_is_not_supported_is_named(
     fields["gemma3.attention.sliding_window"] = 16
     named = "gpt2.embedding_length" if architecture == "gpt2" else f"{architecture}.{key}"
     with pytest.raises(ConfigError, match=rf"^{named} is "):
-        ModelConfig.from_gguf(fields | {f"{architecture}.{key}": value}, tied_output=True)
+        read_gguf_config(fields | {f"{architecture}.{key}": value}, TIED)
 
 
 def test_unknown_architecture_is_refused() -> None:
     """An architecture that is not supported is named, with those that are."""
     with pytest.raises(ConfigError, match="architecture is 'bert'; expected one of gemma3, gpt2"):
-        ModelConfig.from_gguf({"general.architecture": "bert"}, tied_output=True)
+        read_gguf_config({"general.architecture": "bert"}, TIED)
 
 
 def test_one_number_for_each_layer_is_accepted_when_all_are_equal(tmp_path: Path) -> None:
     """Key/value heads may be given layer by layer."""
     fields = metadata(write(tmp_path / "a.gguf", "llama"))
     fields["llama.attention.head_count_kv"] = [2] * 8
-    assert ModelConfig.from_gguf(fields, tied_output=False) == from_hf("llama")
+    assert read_gguf_config(fields, UNTIED) == from_hf("llama")

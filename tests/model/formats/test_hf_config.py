@@ -17,8 +17,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from model.config import ModelConfig
 from model.errors import ConfigError
+from model.formats.hf_config import read_hf_config
 from model.rotary import RotaryConfig
 
 SHAPE: dict[str, Any] = {
@@ -153,7 +153,7 @@ def transformers_round_trip(fields: dict[str, Any]) -> dict[str, Any]:
 def test_old_and_new_spellings_agree(name: str) -> None:
     """A file as it stands on the hub means the same as what transformers makes of it."""
     fields = HUB_FILES[name]
-    assert ModelConfig.from_hf(fields) == ModelConfig.from_hf(transformers_round_trip(fields))
+    assert read_hf_config(fields) == read_hf_config(transformers_round_trip(fields))
 
 
 @pytest.mark.parametrize("config", DEFAULTS, ids=lambda config: config.model_type)
@@ -163,12 +163,12 @@ def test_missing_fields_have_the_defaults_of_transformers(config: PretrainedConf
     required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
     required += ("num_attention_heads", "max_position_embeddings")
     sparse = {key: full[key] for key in ("model_type", *required) if key in full}
-    assert ModelConfig.from_hf(sparse) == ModelConfig.from_hf(full)
+    assert read_hf_config(sparse) == read_hf_config(full)
 
 
 def test_facts_of_each_family() -> None:
     """Windows, rotaries, scales and dtypes are those that the fields say."""
-    read = {name: ModelConfig.from_hf(fields) for name, fields in HUB_FILES.items()}
+    read = {name: read_hf_config(fields) for name, fields in HUB_FILES.items()}
     assert read["llama-3.2"].rotaries[7] == RotaryConfig(
         theta=500000.0,
         scaling="llama3",
@@ -203,7 +203,7 @@ def test_multimodal_gemma3_is_read_as_its_text_part() -> None:
     """A gemma3 with a vision tower gives the configuration of the language model inside."""
     text = Gemma3TextConfig(**SHAPE, num_key_value_heads=2)
     whole = Gemma3Config(text_config=text.to_dict())
-    assert ModelConfig.from_hf(whole.to_dict()) == ModelConfig.from_hf(text.to_dict())
+    assert read_hf_config(whole.to_dict()) == read_hf_config(text.to_dict())
 
 
 def test_multimodal_gemma3_of_the_hub_leaves_most_fields_out() -> None:
@@ -216,8 +216,8 @@ def test_multimodal_gemma3_of_the_hub_leaves_most_fields_out() -> None:
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     }
-    config = ModelConfig.from_hf({"model_type": "gemma3", "text_config": text})
-    assert config == ModelConfig.from_hf(transformers_round_trip(text))
+    config = read_hf_config({"model_type": "gemma3", "text_config": text})
+    assert config == read_hf_config(transformers_round_trip(text))
 
 
 @pytest.mark.parametrize(
@@ -253,5 +253,5 @@ def test_multimodal_gemma3_of_the_hub_leaves_most_fields_out() -> None:
 def test_what_is_not_supported_is_named(name: str, changes: dict[str, Any], words: str) -> None:
     """A field or value that would change the result is refused, with its name and value."""
     with pytest.raises(ConfigError) as caught:
-        ModelConfig.from_hf(HUB_FILES[name] | changes)
+        read_hf_config(HUB_FILES[name] | changes)
     assert words in str(caught.value)

@@ -24,8 +24,8 @@ from checkpoints import (
 from safetensors.torch import load_file, save_file
 
 from model.errors import CheckpointError
-from model.loader import load_model
-from model.safetensors_loader import SafetensorsCheckpoint
+from model.formats.loader import load_model
+from model.formats.safetensors_checkpoint import SafetensorsCheckpoint
 
 Copy = Callable[[str], Path]
 

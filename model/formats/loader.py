@@ -20,12 +20,12 @@ from torch import Tensor
 from model.chat_template import ChatTemplate
 from model.config import ModelConfig
 from model.errors import CheckpointError
+from model.formats.gguf_checkpoint import GGUFCheckpoint
 from model.formats.hub import resolve_model
-from model.gguf_loader import GGUFCheckpoint
+from model.formats.safetensors_checkpoint import SafetensorsCheckpoint
 from model.native import NativeTransformer
 from model.native_library import NativeKernels
 from model.quantization import PackedLinear, WeightFormat
-from model.safetensors_loader import SafetensorsCheckpoint
 from model.tokenizer import Tokenizer
 from model.transformer import Transformer
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from model.errors import ConfigError
-from model.formats.fields import Fields
+from model.families.fields import Fields
 
 FIELDS = Fields(
     {"n": 3, "x": 1.5, "on": True, "word": "silu", "kinds": ["a", "b"], "inner": {"n": -1}}

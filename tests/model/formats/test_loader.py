@@ -24,7 +24,7 @@ from checkpoints import (
 from torch import Tensor
 
 from model.errors import CheckpointError, ModelError
-from model.loader import LoadedModel, load_model
+from model.formats.loader import LoadedModel, load_model
 
 Copy = Callable[[str], Path]
 

@@ -1,6 +1,5 @@
 """SafetensorsCheckpoint: a folder in Hugging Face layout as configuration and canonical tensors.
 
-Holds what other families call their tensors and how they store them, and translates it.
 A tensor is read when it is asked for, and its file is mapped only while it is read, so that
 loading holds one tensor beyond the model. The container is the `safetensors` package's.
 """
@@ -12,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model.chat_template import ChatTemplate, read_folder_templates
-from model.config import ModelConfig
 from model.errors import CheckpointError
+from model.families.known import FAMILIES
+from model.families.tensor_parts import TensorPart
+from model.formats.hf_config import read_hf_config
 from model.tokenizer import Tokenizer
 
 SINGLE = "model.safetensors"
@@ -32,28 +33,6 @@ TEXT_LIMIT = 64 * 2**20
 """Bytes of a configuration, index or template file."""
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
-_TEXT_PREFIXES: Mapping[str, str] = {
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-    "model.language_model.": "model.",
-}
-"""Where a multimodal gemma3 keeps its text model, in files of either generation."""
-_OTHER_MODALITIES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
-
-_GPT2_NAMES: Mapping[str, str] = {
-    "wte": "model.embed_tokens",
-    "wpe": "model.position_embeddings",
-    "ln_f": "model.norm",
-}
-_GPT2_IN_BLOCK: Mapping[str, str] = {
-    "ln_1": "input_layernorm",
-    "attn.c_proj": "self_attn.o_proj",
-    "ln_2": "post_attention_layernorm",
-    "mlp.c_fc": "mlp.up_proj",
-    "mlp.c_proj": "mlp.down_proj",
-}
-_GPT2_FUSED = "attn.c_attn"
-_GPT2_BLOCK = re.compile(r"h\.(\d+)\.(.+)\.(weight|bias)")
 _BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
 """Masks and frequencies that old files carry beside the weights; they are computed here."""
 
@@ -62,32 +41,39 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsSource:
-    """One canonical tensor, or the columns of one, still in the file."""
+    """One canonical tensor still in the file."""
 
-    name: str
-    shape: tuple[int, ...]
     path: Path
     key: str
     """Its name in the file."""
+    stored_shape: tuple[int, ...]
     stored_as: str
     """The type in the file, such as F32 or BF16."""
-    transposed: bool = False
-    """Whether the file has a matrix as (in, out)."""
-    columns: slice | None = None
-    """Which part of the last axis, as the file has it."""
-    offset: float = 0.0
-    """Added to every element."""
+    part: TensorPart
+
+    @property
+    def name(self) -> str:
+        """Its name in the Transformer, or in the file if it has none there."""
+        return self.part.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, in the Transformer's layout."""
+        return self.part.shape_of(self.stored_shape)
 
     def load(self, dtype: torch.dtype) -> Tensor:
         """Read the tensor into memory of its own."""
+        part = self.part
         with _open(self.path) as file:
             stored: Tensor = file.get_tensor(self.key)
-            if self.columns is not None:
-                stored = stored[..., self.columns]
-            if self.transposed:
+            if part.expert is not None:
+                stored = stored[part.expert]
+            if part.transposed:
                 stored = stored.T
-            if self.offset:
-                stored = stored.float() + self.offset
+            if part.rows is not None:
+                stored = stored[part.rows]
+            if part.offset:
+                stored = stored.float() + part.offset
             result = torch.empty(self.shape, dtype=dtype)
             return result.copy_(stored)
 
@@ -107,7 +93,8 @@ class SafetensorsCheckpoint:
         """
         self.path = path
         raw = _read_json(path / "config.json")
-        self.config = ModelConfig.from_hf(raw)
+        self.config = read_hf_config(raw)
+        self._family = FAMILIES[self.config.architecture]
         self._end_ids = _ids(raw) | _ids(raw.get("text_config"))
         self._generation = _read_json_if_there(path / "generation_config.json")
         self._files = _weight_files(path)
@@ -153,53 +140,9 @@ class SafetensorsCheckpoint:
                             f"{key} has the type {stored_as}; "
                             f"supported are {', '.join(FLOAT_TYPES)}."
                         )
-                    yield from self._translate(
-                        SafetensorsSource(key, tuple(part.get_shape()), path, key, stored_as)
-                    )
-
-    def _translate(self, source: SafetensorsSource) -> Iterator[SafetensorsSource]:
-        if self.config.architecture == "gpt2":
-            yield from _from_gpt2(source, self.config)
-        elif self.config.architecture == "gemma3_text":
-            yield from _from_gemma3(source)
-        else:
-            yield source
-
-
-def _from_gpt2(source: SafetensorsSource, config: ModelConfig) -> Iterator[SafetensorsSource]:
-    """Rename, turn the (in, out) matrices over and split queries, keys and values."""
-    key = source.key.removeprefix("transformer.")
-    block = _GPT2_BLOCK.fullmatch(key)
-    if not block:
-        part, _, kind = key.rpartition(".")
-        yield replace(source, name=f"{_GPT2_NAMES[part]}.{kind}" if part in _GPT2_NAMES else key)
-        return
-    layer, part, kind = block.groups()
-    is_matrix = len(source.shape) == 2
-    source = replace(source, transposed=is_matrix, shape=source.shape[::-1])
-    width = config.hidden_size
-    if part != _GPT2_FUSED or source.shape[0] != 3 * width:
-        known = _GPT2_IN_BLOCK.get(part)
-        yield replace(source, name=f"model.layers.{layer}.{known}.{kind}" if known else key)
-        return
-    for i, letter in enumerate("qkv"):
-        yield replace(
-            source,
-            name=f"model.layers.{layer}.self_attn.{letter}_proj.{kind}",
-            shape=(width, *source.shape[1:]),
-            columns=slice(i * width, (i + 1) * width),
-        )
-
-
-def _from_gemma3(source: SafetensorsSource) -> Iterator[SafetensorsSource]:
-    """Take the text model out of a multimodal one; norms are stored as what 1 is added to."""
-    if _OTHER_MODALITIES.fullmatch(source.key):
-        return
-    name = source.key
-    for theirs, ours in _TEXT_PREFIXES.items():
-        if name.startswith(theirs):
-            name = ours + name.removeprefix(theirs)
-    yield replace(source, name=name, offset=1.0 if name.endswith("norm.weight") else 0.0)
+                    shape = tuple(part.get_shape())
+                    for found in self._family.hf_parts(key, shape, self.config):
+                        yield SafetensorsSource(path, key, shape, stored_as, found)
 
 
 def _weight_files(folder: Path) -> dict[Path, list[str]]:

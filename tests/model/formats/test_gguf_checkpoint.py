@@ -17,9 +17,10 @@ from gguf_twins import reference_from_gguf, write_twin
 from transformers import Gemma3TextConfig, LlamaConfig, PretrainedConfig
 
 from model.errors import CheckpointError, ModelError
+from model.families.tensor_parts import TensorPart
+from model.formats.gguf_checkpoint import GGUFCheckpoint, GGUFSource
 from model.formats.gguf_file import SUPPORTED_TYPES, GGUFFile, row_bytes
-from model.gguf_loader import GGUFCheckpoint, GGUFSource
-from model.loader import LoadedModel, load_model
+from model.formats.loader import LoadedModel, load_model
 
 Checkpoints = Callable[[str], Path]
 Packed = npt.NDArray[np.uint8]
@@ -35,7 +36,7 @@ def _write(path: Path, blocks: Packed, qtype: gguf.GGMLQuantizationType) -> GGUF
     writer.close()
     file = GGUFFile.open(path)
     tensor = file.tensors["matrix"]
-    return GGUFSource("matrix", tensor.shape, file, tensor)
+    return GGUFSource(file, tensor, TensorPart(name="matrix"))
 
 
 def _random_blocks(qtype: gguf.GGMLQuantizationType, rows: int, columns: int) -> Packed:
@@ -73,7 +74,7 @@ def test_block_type(qtype: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
     assert torch.equal(source.load(torch.bfloat16), rounded)
 
     order = np.random.default_rng(6).permutation(70)[:40]
-    picked = GGUFSource("picked", (40, 512), source.file, source.tensor, order)
+    picked = GGUFSource(source.file, source.tensor, TensorPart(name="picked", rows=order))
     assert np.array_equal(picked.load(torch.float32).numpy(), expected[order])
 
 
