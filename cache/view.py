@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cache.pool import KVCachePool
@@ -34,6 +36,8 @@ class BatchLayout:
     """(B, max blocks) block ids in order; unused entries name the padding block."""
     query_lengths: tuple[int, ...]
     """The numbers of new tokens again, for the host."""
+    host_key_lengths: NDArray[np.int64]
+    """`key_lengths` again, for the host: to read those may mean waiting for a device."""
     num_decodes: int
     """How many leading requests have exactly one new token."""
     max_key_length: int

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cache.view import CacheView
 from model.config import ModelConfig
 from model.layers import Linear, RMSNorm, RotaryEmbedding
+from model.pass_context import PassContext
 
 
 def scaled_dot_product_attention(  # noqa: PLR0913 - each option is one form of attention
@@ -210,18 +210,17 @@ class CausalMultiHeadAttention(nn.Module):
         self.q_norm = RMSNorm(head_dim, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(head_dim, eps=config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, positions: Tensor, kv: CacheView | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: PassContext) -> Tensor:
         """Attend from each token to itself and the earlier tokens of its sequence.
 
         Args:
             x: (N, C) hidden states.
-            positions: (N,) where each token stands in its sequence.
-            kv: The cache, which knows whose tokens these are and holds what came before. None
-                means that the N tokens are one whole sequence.
+            context: Where the tokens stand, whose they are, and what came before.
 
         Returns:
             (N, C) in the dtype of x.
         """
+        positions, kv = context.positions, context.kv
         q = self._turn(self._split(self.q_proj(x)), self.q_norm, positions)  # (N, H, D)
         k = self._turn(self._split(self.k_proj(x)), self.k_norm, positions)  # (N, Hkv, D)
         v = self._split(self.v_proj(x))  # (N, Hkv, D)

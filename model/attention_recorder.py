@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cache.pool import KVCachePool
 from cache.view import BatchLayout, CacheView
 from model.attention import scaled_dot_product_attention
+from model.kv_pool import make_pool
+from model.pass_context import PassContext
 from model.torch_attention import TorchAttention
 from model.transformer import Transformer
 
@@ -97,18 +99,13 @@ def record_attention(
     if head is not None:
         _check("head", head, 0, model.config.num_heads - 1)
     recorder = AttentionRecorder(layer=layer, head=head)
-    pool = KVCachePool(
-        num_layers=model.config.num_layers,
-        num_blocks=2,
-        block_size=MAX_TOKENS,
-        num_kv_heads=model.config.num_kv_heads,
-        head_dim=model.config.head_dim,
-        dtype=like.dtype,
-        device=like.device,
+    pool = make_pool(
+        model.config, num_blocks=2, block_size=MAX_TOKENS, dtype=like.dtype, device=like.device
     )
     view = CacheView(pool, _one_sequence(len(token_ids), like.device), recorder)
     ids = torch.tensor(token_ids, device=like.device)
-    hidden = model.hidden_states(ids, torch.arange(len(ids), device=like.device), view)
+    context = PassContext(torch.arange(len(ids), device=like.device), view)
+    hidden = model.hidden_states(ids, context)
     return recorder.weights, hidden
 
 
@@ -118,6 +115,7 @@ def _one_sequence(length: int, device: torch.device) -> BatchLayout:
         slots=torch.arange(length, device=device) + MAX_TOKENS,
         query_starts=torch.tensor([0, length], device=device),
         key_lengths=torch.tensor([length], device=device),
+        host_key_lengths=np.array([length]),
         block_table=torch.ones((1, 1), dtype=torch.int64, device=device),
         query_lengths=(length,),
         num_decodes=int(length == 1),

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from cache.pool import KVCachePool
 from cache.view import CacheView
 from model.config import ModelConfig
 from model.native_abi import (
@@ -29,6 +30,8 @@ from model.native_abi import (
 )
 from model.native_calls import BoundLogits, BoundPass
 from model.native_library import NativeKernels
+from model.native_support import NATIVE_ACTIVATIONS
+from model.pass_context import PassContext, PassTensors
 from model.quantization import PackedLinear
 
 Weight = PackedLinear | Tensor
@@ -36,9 +39,6 @@ Weight = PackedLinear | Tensor
 EMBEDDING = "model.embed_tokens.weight"
 POSITIONS = "model.position_embeddings.weight"
 OUTPUT = "lm_head.weight"
-
-_ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
-"""In the order of their numbers in kvserve.h."""
 
 
 class NativeTransformer:
@@ -93,28 +93,27 @@ class NativeTransformer:
         Raises:
             ValueError: An index of the batch is out of its bounds.
         """
-        hidden = self.hidden_states(input_ids, positions, kv)
+        hidden = self.hidden_states(input_ids, PassContext(positions, kv))
         return self.logits(hidden if rows is None else hidden.index_select(0, rows))
 
-    def hidden_states(self, input_ids: Tensor, positions: Tensor, kv: CacheView) -> Tensor:
+    def hidden_states(self, input_ids: Tensor, context: PassContext) -> Tensor:
         """Run all layers, writing keys and values: (N, C), of which `logits` takes any rows."""
+        assert context.kv is not None, "there are no kernels for a pass without a cache"
         hidden = torch.empty(input_ids.shape[0], self.config.hidden_size)
-        return self.bind(input_ids, positions, kv, out=hidden)()
+        tensors = PassTensors(input_ids, context.positions, context.kv.layout)
+        return self.bind(tensors, pool=context.kv.pool, out=hidden)()
 
-    def bind(
-        self, input_ids: Tensor, positions: Tensor, kv: CacheView, *, out: Tensor
-    ) -> BoundPass:
+    def bind(self, tensors: PassTensors, *, pool: KVCachePool, out: Tensor) -> BoundPass:
         """Ready the layers for this memory, for whatever batch it will hold when they are run.
 
         Args:
-            input_ids: As for `forward`.
-            positions: As for `forward`.
-            kv: As for `forward`.
+            tensors: The memory of the batch.
+            pool: Where keys and values are written and read.
             out: (N, C) float32, where the hidden states go.
         """
-        assert out.shape == (input_ids.shape[0], self.config.hidden_size)
+        assert out.shape == (tensors.input_ids.shape[0], self.config.hidden_size)
         assert out.is_contiguous()
-        step = _describe_step(input_ids, positions, kv, config=self.config)
+        step = _describe_step(tensors, pool, config=self.config)
         run = partial(
             self.kernels.library.kv_model_forward,
             self._model,
@@ -122,7 +121,7 @@ class NativeTransformer:
             ctypes.byref(step),
             out.data_ptr(),
         )
-        return BoundPass(run, out, kept_alive=(self, step, kv, input_ids, positions))
+        return BoundPass(run, out, kept_alive=(self, step, tensors, pool))
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute the logits (R, V), float32, of hidden states (R, C), in `out` if it is given."""
@@ -153,11 +152,10 @@ class NativeTransformer:
             self.kernels.library.kv_model_destroy(model)
 
 
-def _describe_step(
-    input_ids: Tensor, positions: Tensor, kv: CacheView, *, config: ModelConfig
-) -> StepStruct:
+def _describe_step(tensors: PassTensors, pool: KVCachePool, *, config: ModelConfig) -> StepStruct:
     """Where the kernels find a batch and its pool."""
-    layout, storage = kv.layout, kv.pool.storage
+    input_ids, positions, layout = tensors
+    storage = pool.storage
     assert storage[0, 0].is_contiguous()
     assert storage.shape[3] >= 16, "the kernels take 16 neighbouring keys at a time"
     assert storage.dtype in (torch.float32, torch.bfloat16)
@@ -241,7 +239,7 @@ class _SpecBuilder:
             attention_scale=config.attention_scale,
             embedding_scale=config.embedding_scale,
             is_layer_norm=int(config.norm == "layer"),
-            activation=_ACTIVATIONS.index(config.activation),
+            activation=NATIVE_ACTIVATIONS.index(config.activation),
         )
 
     def _layer(self, index: int) -> LayerStruct:

@@ -15,19 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cache.view import AttentionBackend
 from model.quantization import PackedLinear
-from model.torch_attention import TorchAttention
 
 Matrix = Tensor | PackedLinear
 """A weight matrix (out, in), as floats or packed for the native kernels."""
 
 __all__ = [
     "Matrix",
-    "TorchAttention",
     "activate",
     "activation_dtype",
-    "attention_backend",
     "embedding",
     "gated_activation",
     "layer_norm",
@@ -112,8 +108,3 @@ def activate(x: Tensor, *, kind: str) -> Tensor:
 def gated_activation(gate: Tensor, up: Tensor, *, kind: str) -> Tensor:
     """Return the activated gate times `up`, elementwise (Shazeer, arXiv:2002.05202)."""
     return activate(gate, kind=kind) * up
-
-
-def attention_backend() -> AttentionBackend:
-    """Return what reads and writes the cache for attention on this machine."""
-    return TorchAttention()

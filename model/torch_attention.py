@@ -42,8 +42,7 @@ class TorchAttention:
             )
         start = num_decodes
         chunks = layout.query_lengths[num_decodes:]
-        # Reading the lengths waits for the device; only steps with prompt chunks pay for it.
-        lengths = layout.key_lengths[num_decodes:].tolist() if chunks else []
+        lengths = layout.host_key_lengths[num_decodes:].tolist()
         tables = layout.block_table[num_decodes:]
         for num_new, length, table in zip(chunks, lengths, tables, strict=True):
             rows = slice(start, start + num_new)

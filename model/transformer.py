@@ -17,6 +17,7 @@ from model import ops
 from model.attention import CausalMultiHeadAttention
 from model.config import ModelConfig
 from model.layers import MLP, Embedding, GatedMLP, LayerNorm, Linear, RMSNorm, RotaryEmbedding
+from model.pass_context import PassContext
 from model.quantization import PackedLinear
 from model.rotary import RotaryConfig
 
@@ -56,9 +57,9 @@ class DecoderLayer(nn.Module):
             dtype=dtype,
         )
 
-    def forward(self, x: Tensor, positions: Tensor, kv: CacheView | None) -> Tensor:
+    def forward(self, x: Tensor, context: PassContext) -> Tensor:
         """Map x (N, C) to (N, C)."""
-        attended: Tensor = self.self_attn(self.input_layernorm(x), positions, kv)
+        attended: Tensor = self.self_attn(self.input_layernorm(x), context)
         if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
             x = x + attended
             added: Tensor = self.mlp(self.post_attention_layernorm(x))
@@ -96,15 +97,15 @@ class Decoder(nn.Module):
         )
         self.norm = _norm(config)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, kv: CacheView | None) -> Tensor:
+    def forward(self, input_ids: Tensor, context: PassContext) -> Tensor:
         """Return the hidden states (N, C) before the last norm."""
         x: Tensor = self.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
         if self.position_embeddings is not None:
-            x = x + self.position_embeddings(positions)
+            x = x + self.position_embeddings(context.positions)
         for layer in self.layers:
-            x = layer(x, positions, kv)
+            x = layer(x, context)
         return x
 
 
@@ -149,12 +150,12 @@ class Transformer(nn.Module):
         Returns:
             (R, V) float32 logits.
         """
-        hidden = self.hidden_states(input_ids, positions, kv)
+        hidden = self.hidden_states(input_ids, PassContext(positions, kv))
         return self.logits(hidden if rows is None else hidden.index_select(0, rows))
 
-    def hidden_states(self, input_ids: Tensor, positions: Tensor, kv: CacheView | None) -> Tensor:
+    def hidden_states(self, input_ids: Tensor, context: PassContext) -> Tensor:
         """Run all layers, writing keys and values: (N, C), of which `logits` takes any rows."""
-        hidden: Tensor = self.model(input_ids, positions, kv)
+        hidden: Tensor = self.model(input_ids, context)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

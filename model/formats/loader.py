@@ -7,6 +7,7 @@ the model's own weights. Knows no file format.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from model.formats.hub import resolve_model
 from model.formats.safetensors_checkpoint import SafetensorsCheckpoint
 from model.native import NativeTransformer
 from model.native_library import NativeKernels
+from model.native_support import unsupported_feature
 from model.quantization import PackedLinear, WeightFormat
 from model.tokenizer import Tokenizer
 from model.transformer import Transformer
@@ -38,6 +40,8 @@ __all__ = [
     "open_checkpoint",
     "resolve_model",
 ]
+
+logger = logging.getLogger(__name__)
 
 DType = Literal["auto", "float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -178,11 +182,10 @@ def load_model(
         ModelError: Something in the files is broken, missing or not supported.
     """
     target = _resolve_device(device)
-    if target.type != "cpu":
-        kernels = None
+    checkpoint = open_checkpoint(path)
+    kernels = _usable_kernels(kernels, checkpoint.config, target)
     if quantize and kernels is None:
         raise CheckpointError(f"Quantising to {quantize} needs the native kernels of a CPU.")
-    checkpoint = open_checkpoint(path)
     sources = {source.name: source for source in checkpoint.sources()}
     resolved = _resolve_dtype(dtype, checkpoint.config, sources)
     with torch.device("meta"):
@@ -286,6 +289,19 @@ def _fill(
         if progress:
             progress(done, total)
     model.to(device)  # the tables that no checkpoint holds
+
+
+def _usable_kernels(
+    kernels: NativeKernels | None, config: ModelConfig, device: torch.device
+) -> NativeKernels | None:
+    """The kernels, if they compute on this device and can run this model."""
+    if kernels is None or device.type != "cpu":
+        return None
+    feature = unsupported_feature(config)
+    if feature is not None:
+        logger.warning("torch runs this model: the native kernels lack %s", feature)
+        return None
+    return kernels
 
 
 def _resolve_dtype(

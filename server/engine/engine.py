@@ -90,10 +90,10 @@ class Engine:
         if batch is None:
             return []
         self._token_masks.begin(batch.sampling_requests)
-        hidden = self._runner.forward(batch)
-        sampled = self._sample(batch, hidden)
+        output = self._runner.submit(batch).result()
+        sampled = self._sample(batch, output.logits)
         self.scheduler.commit(batch)
-        return self._score_prompts(batch, hidden) + self._emit(batch, sampled)
+        return self._score_prompts(batch, output.hidden) + self._emit(batch, sampled)
 
     def generate(self, requests: Sequence[Request]) -> list[RequestOutput]:
         """Run these requests to their ends and return all outputs, for use without a server."""
@@ -134,12 +134,10 @@ class Engine:
         self.generate([Request(request_id="warm-up", token_ids=[0, 0], params=params)])
         self.scheduler.manager.reset_prefix_cache()
 
-    def _sample(self, batch: Batch, hidden: Tensor) -> SamplerOutput | None:
+    def _sample(self, batch: Batch, logits: Tensor) -> SamplerOutput | None:
         """Choose a token for each request that has caught up; None if there is none."""
-        rows = batch.sample_rows
-        if not rows:
+        if not batch.sampling_requests:
             return None
-        logits = self._runner.logits(hidden, rows)
         allowed = self._token_masks.finish()
         sampled = self._sampler.sample(logits, batch.sampling_requests, allowed=allowed.words)
         if allowed.failed:

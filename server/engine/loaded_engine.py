@@ -16,9 +16,10 @@ from cache.pool import KVCachePool
 from model.attention_recorder import record_attention
 from model.chat_template import ChatTemplate
 from model.cost import ForwardCost
+from model.executors.choice import make_executor
+from model.executors.executor import PassLimits
 from model.formats.loader import LoadedModel, Progress, load_model, resolve_model
 from model.native_library import NativeStatus, load_kernels
-from model.ops import attention_backend
 from model.tokenizer import Tokenizer
 from server.config import EngineConfig
 from server.engine.engine import Engine
@@ -63,9 +64,8 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
     """
     num_threads = config.threads or cpu_count()
     kernels, status = load_kernels(config.kernels, threads=num_threads)
-    # Beside the kernels torch does little, and its waiting threads would take their processors.
-    torch.set_num_threads(1 if kernels else num_threads)
     logger.info("kernels: %s (%s), %d threads", status.path, status.reason, num_threads)
+    torch.set_num_threads(num_threads)
     loaded = load_model(
         resolve_model(config.model),
         dtype=config.dtype,
@@ -74,18 +74,23 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         quantize=config.quantize,
         progress=progress,
     )
-    pool, plan = _allocate_cache(loaded, config)
+    if loaded.native:  # torch does little then, and its waiting threads would take processors
+        torch.set_num_threads(1)
+    plan = _plan_cache(loaded, config)
     logger.info(plan.describe())
+    limits = PassLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        num_blocks=plan.num_blocks + 1,  # and the padding block
+        block_size=plan.block_size,
+    )
+    executor = make_executor(loaded, limits=limits)
     manager = KVCacheManager(
-        num_blocks=pool.num_blocks,
-        block_size=pool.block_size,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
         prefix_caching=config.prefix_caching,
     )
-    limits = {
-        "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "max_model_len": plan.max_model_len,
-    }
     timeline = Timeline()
     cost = ForwardCost.of(
         loaded.config,
@@ -93,8 +98,15 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         cache_bytes_per_token=plan.bytes_per_token,
     )
     engine = Engine(
-        ObservedScheduler(manager, timeline=timeline, pace=_pace(loaded, cost), **limits),
-        ModelRunner(loaded.native or loaded.model, pool, attention_backend(), **limits),
+        ObservedScheduler(
+            manager,
+            timeline=timeline,
+            pace=_pace(loaded, cost),
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+        ),
+        ModelRunner(executor),
         Sampler(
             loaded.config.vocab_size,
             loaded.device,
@@ -102,7 +114,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
             kernels=kernels if loaded.native else None,
         ),
         output_processor=OutputProcessor(loaded.tokenizer, loaded.eos_token_ids),
-        record_attention=partial(record_attention, loaded.model, like=pool.storage),
+        record_attention=partial(record_attention, loaded.model, like=executor.pool.storage),
         token_masks=TokenMasks(loaded.config.vocab_size),
     )
     engine.warm_up()
@@ -121,11 +133,11 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
     )
 
 
-def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> tuple[KVCachePool, CachePlan]:
-    """Decide how large the cache is, and allocate it beside the weights."""
+def _plan_cache(loaded: LoadedModel, config: EngineConfig) -> CachePlan:
+    """Decide how large the cache beside the weights is."""
     model = loaded.config
     on_gpu = loaded.device.type == "cuda"
-    plan = plan_cache(
+    return plan_cache(
         weights_bytes=loaded.num_bytes,
         bytes_per_token=KVCachePool.bytes_per_token(
             model.num_layers, model.num_kv_heads, model.head_dim, loaded.dtype
@@ -137,16 +149,6 @@ def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> tuple[KVCacheP
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
     )
-    pool = KVCachePool(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=loaded.dtype,
-        num_blocks=plan.num_blocks + 1,  # and the padding block
-        block_size=plan.block_size,
-        device=loaded.device,
-    )
-    return pool, plan
 
 
 def _pace(loaded: LoadedModel, cost: ForwardCost) -> Pace:

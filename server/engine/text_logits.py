@@ -45,7 +45,7 @@ def text_logits(
             batch = scheduler.schedule()
             assert batch is not None, "the only request always proceeds"
             first = batch.scheduled[0].start
-            hidden = runner.forward(batch)
+            hidden = runner.submit(batch).result().hidden
             for rows, logits in runner.logit_slices(hidden, range(batch.num_tokens)):
                 yield range(first + rows.start, first + rows.stop), logits
             scheduler.commit(batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +48,7 @@ def make_view() -> CacheView:
         slots=torch.tensor([1 * 4 + 1, 2 * 4]),
         query_starts=torch.tensor([0, 1, 2]),
         key_lengths=torch.tensor([6, 1]),
+        host_key_lengths=np.array([6, 1]),
         block_table=torch.tensor([[3, 1], [2, 0]]),
         query_lengths=(1, 1),
         num_decodes=2,

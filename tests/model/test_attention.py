@@ -18,8 +18,9 @@ from cache.pool import KVCachePool
 from model.attention import CausalMultiHeadAttention, scaled_dot_product_attention
 from model.config import ModelConfig
 from model.layers import RotaryEmbedding
-from model.ops import TorchAttention
+from model.pass_context import PassContext
 from model.rotary import RotaryConfig
+from model.torch_attention import TorchAttention
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -338,7 +339,7 @@ def test_layer_through_the_cache_equals_the_reference() -> None:
     """Projected, normalised and turned heads attend alike with and without a cache."""
     layer = make_layer()
     x, positions = random(17, 24, dtype=torch.float32), torch.arange(17)
-    whole = layer(x, positions)
+    whole = layer(x, PassContext(positions))
     pool = KVCachePool(
         num_layers=1, num_blocks=12, block_size=2, num_kv_heads=2, head_dim=4, dtype=torch.float32
     )
@@ -347,7 +348,7 @@ def test_layer_through_the_cache_equals_the_reference() -> None:
         start = paged.lengths.get("a", 0)
         view, at = paged.view({"a": count})
         with torch.no_grad():
-            out = layer(x[start : start + count], at, view)
+            out = layer(x[start : start + count], PassContext(at, view))
         torch.testing.assert_close(out, whole[start : start + count], rtol=1e-4, atol=1e-4)
 
 
@@ -355,7 +356,7 @@ def test_layer_is_differentiable() -> None:
     """Every parameter of the layer, and its input, receives a finite gradient that is not zero."""
     layer = make_layer()
     x = random(9, 24, dtype=torch.float32).requires_grad_()
-    layer(x, torch.arange(9)).square().sum().backward()
+    layer(x, PassContext(torch.arange(9))).square().sum().backward()
     for tensor in (x, *layer.parameters()):
         assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
@@ -366,5 +367,7 @@ def test_layer_depends_on_distance_not_on_position() -> None:
     """With rotary alone, shifting all positions changes nothing."""
     layer = make_layer()
     x = random(9, 24, dtype=torch.float32)
-    first, later = layer(x, torch.arange(9)), layer(x, torch.arange(20, 29))
+    first, later = (
+        layer(x, PassContext(positions)) for positions in (torch.arange(9), torch.arange(20, 29))
+    )
     torch.testing.assert_close(first, later, rtol=1e-4, atol=1e-3)

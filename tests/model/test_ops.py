@@ -122,10 +122,3 @@ def test_activations_equal_their_formulas(kind: str) -> None:
     wanted = torch.tensor([formula(value) for value in x.tolist()], dtype=torch.float64)
     close(ops.activate(x, kind=kind), wanted, atol=1e-6)
     close(ops.gated_activation(x, up, kind=kind), wanted * up, atol=1e-5)
-
-
-def test_backend_of_this_machine_writes_and_attends() -> None:
-    """The chosen attention backend offers what a CacheView asks of it."""
-    backend = ops.attention_backend()
-    assert callable(backend.write)
-    assert callable(backend.attend)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cache.pool import KVCachePool
 from cache.view import AttentionBackend, BatchLayout, CacheView
-from model.ops import TorchAttention
+from model.torch_attention import TorchAttention
 from model.transformer import Transformer
 
 
@@ -78,6 +79,7 @@ class PagedCache:
             slots=torch.tensor(slots),
             query_starts=counts.cumsum(0),
             key_lengths=torch.tensor([self.lengths[name] for name in batch]),
+            host_key_lengths=np.array([self.lengths[name] for name in batch]),
             block_table=torch.tensor(tables),
             query_lengths=tuple(batch.values()),
             num_decodes=num_decodes,

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from model.errors import CheckpointError, ModelError
 from model.formats.loader import LoadedModel, load_model
+from model.native_library import NativeKernels, NativeUnavailableError
 
 Copy = Callable[[str], Path]
 
@@ -172,3 +173,24 @@ def test_no_such_device(checkpoint: Callable[[str], Path]) -> None:
     """CUDA asked for where there is none is refused."""
     with pytest.raises(CheckpointError, match="no usable CUDA device"):
         load_model(checkpoint("rand-llama-tied"), device="cuda")
+
+
+def test_a_model_the_kernels_cannot_run_is_left_to_torch(
+    checkpoint: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line of the log names the feature, and to quantise such a model is refused."""
+    try:
+        kernels = NativeKernels("portable", threads=1)
+    except NativeUnavailableError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(
+        "model.formats.loader.unsupported_feature", lambda _config: "a strange layer"
+    )
+    assert load_model(checkpoint("rand-llama-tied"), kernels=kernels).native is None
+    assert [record.message for record in caplog.records] == [
+        "torch runs this model: the native kernels lack a strange layer"
+    ]
+    with pytest.raises(CheckpointError, match="native kernels"):
+        load_model(checkpoint("rand-llama-tied"), kernels=kernels, quantize="int8")

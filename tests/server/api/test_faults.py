@@ -83,15 +83,15 @@ def test_a_fault_in_one_requests_sampling_ends_only_its_stream(loaded, monkeypat
 def test_a_fault_in_the_engine_ends_all_and_turns_health_red(loaded, monkeypatch):
     """Every open stream ends with the same named error, and so does whoever asks later."""
     runner = loaded.engine._runner
-    forward, num_steps = runner.forward, 0
+    submit, num_steps = runner.submit, 0
 
     def failing(batch):
         nonlocal num_steps
         num_steps += len(batch.scheduled) == 4  # every stream has begun
-        return forward(batch) if num_steps < 30 else 1 / 0
+        return submit(batch) if num_steps < 30 else 1 / 0
 
     with connected(loaded) as client, ThreadPoolExecutor(4) as pool:
-        monkeypatch.setattr(runner, "forward", failing)
+        monkeypatch.setattr(runner, "submit", failing)
         body = GOOD | {"max_tokens": 400}
         streams = [pool.submit(events, client, body) for _ in range(4)]
         errors = {json.loads(stream.result()[-1])["error"]["message"] for stream in streams}

@@ -108,7 +108,7 @@ def test_dead_engine_fails_everyone_with_one_error(loaded, monkeypatch):
         ]
         for stream in streams:
             await anext(stream)
-        monkeypatch.setattr(loaded.engine._runner, "forward", lambda _batch: 1 / 0)
+        monkeypatch.setattr(loaded.engine._runner, "submit", lambda _batch: 1 / 0)
         errors = set()
         for stream in streams:
             outputs = [output async for output in stream]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from engines import Result, collect, load_engine, make_request, run
 
+from model.executors.executor import Ready
 from server.request import FinishReason
 
 FAMILIES = sorted(checkpoints.RANDOM_CONFIGS)
@@ -187,15 +188,15 @@ def test_non_finite_logits_end_only_their_request(checkpoint, monkeypatch):
     """A request whose logits are not finite ends with an error; its neighbour is unharmed."""
     path = checkpoint("rand-llama-tied")
     loaded = load_engine(path)
-    whole = loaded.engine._runner.logits
+    submit = loaded.engine._runner.submit
 
-    def spoiled(hidden, rows):
-        logits = whole(hidden, rows).clone()
-        if len(rows) == 2:
-            logits[0] = torch.nan
-        return logits
+    def spoiled(batch):
+        output = submit(batch).result()
+        if len(output.logits) == 2:
+            output.logits[0] = torch.nan
+        return Ready(output)
 
-    monkeypatch.setattr(loaded.engine._runner, "logits", spoiled)
+    monkeypatch.setattr(loaded.engine._runner, "submit", spoiled)
     broken, sound = run(loaded.engine, [make_request([1]), make_request([3], logprobs=0)])
     assert broken.finish_reason is FinishReason.ERROR
     assert "finite" in broken.last.error
@@ -245,7 +246,7 @@ def test_abort_frees_everything(checkpoint):
 def test_nothing_is_copied_to_grow(checkpoint):
     """While a request grows, its blocks and the pool stay where they are."""
     engine = load_engine(checkpoint("rand-llama-tied")).engine
-    storage = engine._runner._pool.storage.data_ptr()
+    storage = engine._runner._executor.pool.storage.data_ptr()
     request = make_request([1] * 20, max_tokens=60, ignore_eos=True)
     engine.add(request)
     blocks = []
@@ -253,7 +254,7 @@ def test_nothing_is_copied_to_grow(checkpoint):
         engine.step()
         if request.region is not None:
             blocks.append(list(request.region.block_ids))
-    assert engine._runner._pool.storage.data_ptr() == storage
+    assert engine._runner._executor.pool.storage.data_ptr() == storage
     assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(blocks))
 
 

@@ -241,7 +241,7 @@ def test_dead_engine_is_said(loaded, monkeypatch):
     """When the engine has died, views of the cache answer 503 and what is remembered stays."""
     with serving(AsyncEngine(lambda: loaded)) as url, httpx.Client(base_url=url) as client:
         call_id = completed(client)
-        monkeypatch.setattr(loaded.engine._runner, "forward", lambda _batch: 1 / 0)
+        monkeypatch.setattr(loaded.engine._runner, "submit", lambda _batch: 1 / 0)
         failed = client.post("/v1/completions", json={"prompt": "a"})
         assert failed.status_code >= 500
         assert client.get("/kv").status_code == 503

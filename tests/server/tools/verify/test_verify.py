@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from model.executors.executor import Ready
 from model.native_library import load_kernels
 from server.cli import app
 from server.config import EngineConfig
@@ -47,13 +48,15 @@ def test_a_fault_of_one_bit_is_found(checkpoint):
 
     def faulty(config):
         loaded = build_engine(config)
-        whole = loaded.engine._runner.logits
+        submit = loaded.engine._runner.submit
 
-        def nudged(hidden, rows):
-            logits = whole(hidden, rows)
-            return logits if len(rows) < 9 else logits * (1 + 2**-20)
+        def nudged(batch):
+            output = submit(batch).result()
+            if len(output.logits) < 9:
+                return Ready(output)
+            return Ready(output._replace(logits=output.logits * (1 + 2**-20)))
 
-        loaded.engine._runner.logits = nudged
+        loaded.engine._runner.submit = nudged
         return loaded
 
     verification = Verification(config_of(checkpoint("rand-llama-tied")), build=faulty)
@@ -69,15 +72,15 @@ def test_a_lost_token_is_found(checkpoint):
 
     def faulty(config):
         loaded = build_engine(config)
-        pool = loaded.engine._runner._pool
-        lay_out = loaded.engine._runner._lay_out
+        pool = loaded.engine._runner._executor.pool
+        submit = loaded.engine._runner.submit
 
         def spoiled(batch):
             if any(entry.request.num_cached_tokens for entry in batch.scheduled):
                 pool.storage[:, :, batch.scheduled[0].request.region.block_ids[0]] += 0.5
-            return lay_out(batch)
+            return submit(batch)
 
-        loaded.engine._runner._lay_out = spoiled
+        loaded.engine._runner.submit = spoiled
         return loaded
 
     verification = Verification(config_of(checkpoint("rand-llama-tied")), build=faulty)
