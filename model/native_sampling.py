@@ -36,26 +36,32 @@ class NativeSampling:
         size = kernels.threads * kernels.library.kv_sampling_scratch(width)
         self._scratch = torch.empty(size + 64, dtype=torch.uint8)
         self._scratch_address = -(-self._scratch.data_ptr() // 64) * 64
-        self._call: _Call | None = None
 
-    def choose(
-        self, logits: Tensor, choices: NDArray[np.void]
-    ) -> tuple[list[int], list[int] | None]:
-        """Choose a token in each row.
+    def bind(self, logits: Tensor, choices: NDArray[np.void]) -> BoundChoice:
+        """Ready the kernel for this memory, for whatever logits and choices it will hold.
 
         Args:
-            logits: (B, V) float32, left unchanged.
+            logits: (B, V) float32, contiguous, left unchanged.
             choices: (B,) of CHOICE; what they point to is kept alive by the caller, and all ids
                 are below V.
-
-        Returns:
-            The tokens (B,), and what became of each row (B,), or None if all are chosen.
         """
-        call = self._call
-        if call is None or call.logits is not logits or call.choices is not choices:
-            call = self._call = self._bind(self._checked(logits), choices)
-        num_failed = call.run()
-        return call.tokens.tolist(), call.outcomes.tolist() if num_failed else None
+        assert choices.dtype == CHOICE
+        assert len(choices) == logits.shape[0]
+        assert logits.is_contiguous(), "a copy would not follow what is written to them later"
+        self._check(logits)
+        tokens, outcomes = np.zeros(len(choices), np.int64), np.zeros(len(choices), np.int32)
+        run = partial(
+            self._kernels.library.kv_choose,
+            self._kernels.pool,
+            logits.data_ptr(),
+            len(choices),
+            self._width,
+            address(choices),
+            self._scratch_address,
+            address(tokens),
+            address(outcomes),
+        )
+        return BoundChoice(run, logits, tokens, outcomes, kept_alive=(self, choices))
 
     def score(
         self,
@@ -77,7 +83,8 @@ class NativeSampling:
             Token ids and log-probabilities, (R, 1 + A) each, the given token first, then the
             likeliest, ties by lower id. NaN in rows with a NaN, infinity or nothing finite.
         """
-        logits = self._checked(logits)
+        self._check(logits)
+        logits = logits.contiguous()
         alternatives = min(alternatives, self._width)
         tokens = np.empty((len(rows), 1 + alternatives), np.int64)
         tokens[:, 0] = token_ids
@@ -98,39 +105,24 @@ class NativeSampling:
         )
         return tokens, scores
 
-    def _bind(self, logits: Tensor, choices: NDArray[np.void]) -> _Call:
-        """Ready the kernel for these arrays, for as long as calls are alike."""
-        assert choices.dtype == CHOICE
-        assert len(choices) == logits.shape[0]
-        tokens, outcomes = np.zeros(len(choices), np.int64), np.zeros(len(choices), np.int32)
-        run = partial(
-            self._kernels.library.kv_choose,
-            self._kernels.pool,
-            logits.data_ptr(),
-            len(choices),
-            self._width,
-            address(choices),
-            self._scratch_address,
-            address(tokens),
-            address(outcomes),
-        )
-        return _Call(logits, choices, tokens, outcomes, run)
-
-    def _checked(self, logits: Tensor) -> Tensor:
+    def _check(self, logits: Tensor) -> None:
         assert logits.dtype == torch.float32
         assert logits.shape[1] == self._width
-        return logits.contiguous()
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """The arrays of one call of kv_choose, and the call."""
+class BoundChoice:
+    """Choosing a token in each row, over memory that stays from step to step."""
 
-    logits: Tensor
-    choices: NDArray[np.void]
-    tokens: NDArray[np.int64]
-    outcomes: NDArray[np.int32]
     run: Callable[[], int]
+    """The kernels' function with all it takes: how many rows failed."""
+    logits: Tensor
+    """(B, V) what it was bound to."""
+    tokens: NDArray[np.int64]
+    """(B,) takes the tokens."""
+    outcomes: NDArray[np.int32]
+    """(B,) takes what became of each row; see native_abi.CHOSEN."""
+    kept_alive: tuple[object, ...]
 
 
 def address(array: NDArray[np.generic]) -> int:

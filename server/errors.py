@@ -14,7 +14,7 @@ KvserveError
     │   ├── MethodNotAllowedError       405
     │   └── BodyTooLargeError           413
     ├── OverloadedError             429, with Retry-After
-    ├── EngineDeadError             503: the engine is loading, draining or dead
+    ├── EngineUnavailableError      503: the engine is loading, draining or dead
     ├── InternalError               500
     └── RequestTimeoutError         504
 
@@ -220,7 +220,7 @@ class OverloadedError(ApiError):
         return {"Retry-After": str(self.retry_after)}
 
 
-class EngineDeadError(ApiError):
+class EngineUnavailableError(ApiError):
     """The engine cannot take the request or cannot finish it."""
 
     status = 503

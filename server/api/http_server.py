@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 from server.api.app import create_app
 from server.api.protocols import EngineClient
 from server.config import ServerConfig
+from server.engine_status import EngineStatus
 from server.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -222,4 +223,4 @@ def serve(
     """
     server = DrainingServer(engine, config, on_ready=on_ready)
     server.run(sockets=[bound])
-    return 1 if engine.status.name == "DEAD" else 0
+    return 1 if engine.status is EngineStatus.DEAD else 0

@@ -7,13 +7,13 @@ modules that speak HTTP.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from server.engine.cache_snapshot import CacheSnapshot
 from server.engine.engine_info import EngineCounts, EngineInfo
 from server.engine.timeline import Timeline
+from server.engine_status import EngineStatus
 from server.request import Request, RequestOutput
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class EngineClient(Protocol):
     error: str | None
 
     @property
-    def status(self) -> enum.Enum:
-        """LOADING, READY, DRAINING or DEAD."""
+    def status(self) -> EngineStatus:
+        """What it can do now."""
 
     @property
     def info(self) -> EngineInfo:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
 import queue
 import threading
@@ -27,20 +26,12 @@ from server.engine.grammars.grammar import GrammarCompiler
 from server.engine.loaded_engine import LoadedEngine
 from server.engine.outbox import Outbox
 from server.engine.timeline import Timeline
-from server.errors import EngineDeadError
+from server.engine_status import EngineStatus
+from server.errors import EngineUnavailableError
 from server.request import FinishReason, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
-
-
-class EngineStatus(enum.Enum):
-    """What the engine can do for a client now."""
-
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    DEAD = "dead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +45,9 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class Job:
+    """Work for the engine thread between two steps, and who waits for what comes of it."""
+
     work: Callable[[Engine], Any]
     done: asyncio.Future[Any]
 
@@ -74,9 +67,9 @@ class AsyncEngine:
     def __init__(self, build: Callable[[], LoadedEngine]) -> None:
         self._build = build
         self._loaded: LoadedEngine | None = None
-        self._inbox: queue.SimpleQueue[_Add | _Abort | _Call | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Add | _Abort | Job | _Stop] = queue.SimpleQueue()
         self._streams: dict[str, Outbox] = {}
-        self._calls: set[asyncio.Future[Any]] = set()
+        self._jobs: set[asyncio.Future[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._thread: threading.Thread | None = None
@@ -147,7 +140,7 @@ class AsyncEngine:
         Closing the iterator early aborts what still runs.
 
         Raises:
-            EngineDeadError: The engine does not run.
+            EngineUnavailableError: The engine does not run.
         """
         self._check_running()
         outbox = Outbox()
@@ -174,21 +167,21 @@ class AsyncEngine:
         """Run `work` in the engine thread, between two steps; all requests wait meanwhile.
 
         Raises:
-            EngineDeadError: The engine does not run, or ended before it came to this.
+            EngineUnavailableError: The engine does not run, or ended before it came to this.
             Exception: Whatever `work` raised; the engine goes on.
         """
         self._check_running()
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._calls.add(done)
-        done.add_done_callback(self._calls.discard)
-        self._inbox.put(_Call(work, done))
+        self._jobs.add(done)
+        done.add_done_callback(self._jobs.discard)
+        self._inbox.put(Job(work, done))
         return await done
 
     async def cache_snapshot(self) -> CacheSnapshot:
         """How the cache is divided between this step and the next.
 
         Raises:
-            EngineDeadError: The engine does not run.
+            EngineUnavailableError: The engine does not run.
         """
         timeline = self.timeline
         return await self.call(lambda engine: take_snapshot(engine.scheduler, timeline))
@@ -199,7 +192,7 @@ class AsyncEngine:
         """What each token of a short text attends to; see `Engine.attention_weights`.
 
         Raises:
-            EngineDeadError: The engine does not run.
+            EngineUnavailableError: The engine does not run.
         """
         return await self.call(
             lambda engine: engine.attention_weights(token_ids, layer=layer, head=head)
@@ -224,17 +217,17 @@ class AsyncEngine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
             self._thread = None
-        self._fail_calls("The server is shutting down.")
+        self._fail_jobs("The server is shutting down.")
 
     def _check_running(self) -> None:
         runs = self.status in (EngineStatus.READY, EngineStatus.DRAINING)
         if not runs or self._thread is None:
-            raise EngineDeadError(self.error or f"The engine is {self.status.value}.")
+            raise EngineUnavailableError(self.error or f"The engine is {self.status}.")
 
     @property
     def _ready(self) -> LoadedEngine:
         if self._loaded is None:
-            raise EngineDeadError(self.error or "The model is still loading.")
+            raise EngineUnavailableError(self.error or "The model is still loading.")
         return self._loaded
 
     def _close(self, request_id: str) -> Outbox | None:
@@ -261,14 +254,14 @@ class AsyncEngine:
             ]
         )
 
-    def _fail_calls(self, message: str) -> None:
-        for done in tuple(self._calls):
-            _settle(done, None, EngineDeadError(message))
+    def _fail_jobs(self, message: str) -> None:
+        for done in tuple(self._jobs):
+            _settle(done, None, EngineUnavailableError(message))
 
     def _die(self, message: str) -> None:
         self.status, self.error = EngineStatus.DEAD, message
         self._fail_all(message)
-        self._fail_calls(message)
+        self._fail_jobs(message)
 
     # What follows runs in the engine thread.
 
@@ -305,7 +298,7 @@ class AsyncEngine:
             if isinstance(order, _Abort):
                 for request_id in order.request_ids:
                     engine.abort(request_id)
-            elif isinstance(order, _Call):
+            elif isinstance(order, Job):
                 _carry_out(order, engine)
             else:
                 for request in order.requests:
@@ -313,18 +306,18 @@ class AsyncEngine:
         return True
 
 
-def _carry_out(call: _Call, engine: Engine) -> None:
-    """Run a call's work, in the engine thread, and send back what came of it."""
+def _carry_out(job: Job, engine: Engine) -> None:
+    """Run a job, in the engine thread, and send back what came of it."""
     result, error = None, None
     try:
-        result = call.work(engine)
+        result = job.work(engine)
     except Exception as raised:  # noqa: BLE001 - the caller gets it
         error = raised
-    call.done.get_loop().call_soon_threadsafe(_settle, call.done, result, error)
+    job.done.get_loop().call_soon_threadsafe(_settle, job.done, result, error)
 
 
 def _settle(done: asyncio.Future[Any], result: object, error: Exception | None) -> None:
-    """Answer a call, unless its caller has left or was answered."""
+    """Answer a job, unless its caller has left or was answered."""
     if done.done():
         return
     if error is not None:

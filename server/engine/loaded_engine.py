@@ -25,7 +25,6 @@ from server.config import EngineConfig
 from server.engine.engine import Engine
 from server.engine.engine_info import EngineInfo
 from server.engine.grammars.grammar import GrammarCompiler
-from server.engine.observed_scheduler import ObservedScheduler
 from server.engine.output_processor import OutputProcessor
 from server.engine.planning.cache_plan import CachePlan, plan_cache
 from server.engine.planning.pace import Pace
@@ -33,6 +32,8 @@ from server.engine.planning.resources import available_memory, cpu_count
 from server.engine.runner import ModelRunner
 from server.engine.sampler import Sampler
 from server.engine.sampling.token_masks import TokenMasks
+from server.engine.scheduler import Scheduler
+from server.engine.scheduler_observer import TimelineObserver
 from server.engine.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -98,9 +99,9 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         cache_bytes_per_token=plan.bytes_per_token,
     )
     engine = Engine(
-        ObservedScheduler(
+        Scheduler(
             manager,
-            timeline=timeline,
+            observer=TimelineObserver(timeline, prefix_caching=manager.prefix_caching),
             pace=_pace(loaded, cost),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,

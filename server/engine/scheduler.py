@@ -25,6 +25,7 @@ from cache.manager import KVCacheManager, Region
 from server.engine.planning.batch import Batch
 from server.engine.planning.pace import Pace
 from server.engine.planning.step_plan import StepPlan
+from server.engine.scheduler_observer import SchedulerObserver
 from server.request import FinishReason, Request, RequestStatus
 
 
@@ -43,6 +44,7 @@ class Scheduler:
         max_model_len: Tokens of prompt and output together that a request may reach.
         pace: How much catching up may add to a step in which other requests decode, so that a
             long prompt does not stall their streams.
+        observer: Told of every decision; None is nobody.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         pace: Pace = Pace(),  # noqa: B008 - it cannot be changed
+        observer: SchedulerObserver | None = None,
     ) -> None:
         self.manager = manager
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._pace = pace
+        self._observer = observer
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []
         self._running: list[Request] = []
@@ -96,6 +100,8 @@ class Scheduler:
         self._check_admissible(request)
         self._requests[request.request_id] = request
         insort_right(self._waiting, request, key=_rank)
+        if self._observer:
+            self._observer.queued(request)
 
     def schedule(self) -> Batch | None:
         """Plan the next step: running requests first, then as many newcomers as fit.
@@ -103,6 +109,8 @@ class Scheduler:
         Returns:
             The batch to compute, to be followed by `commit`; None if there is nothing to do.
         """
+        if self._observer:
+            self._observer.scheduling()
         self._make_room()
         step = StepPlan(self._max_num_batched_tokens, self._pace)
         catching_up = []
@@ -130,6 +138,8 @@ class Scheduler:
                     self.manager.commit(request.region, request.token_ids, stop)
             elif samples:
                 request.num_computed_tokens = 0  # the next token starts over
+        if self._observer:
+            self._observer.stepped(batch)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, running or waiting, and free its part of the cache."""
@@ -139,6 +149,8 @@ class Scheduler:
         del self._requests[request.request_id]
         self._release(request, RequestStatus.FINISHED)
         self.num_finished[reason] += 1
+        if self._observer:
+            self._observer.finished(request, reason)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request in whatever state; None if it is unknown or has ended already."""
@@ -171,6 +183,8 @@ class Scheduler:
         victim.num_preemptions += 1
         self.num_preemptions += 1
         insort_left(self._waiting, victim, key=_rank)
+        if self._observer:
+            self._observer.preempted(victim)
 
     def _admit(self, step: StepPlan) -> None:
         """Start waiting requests in order, until one of them does not fit."""
@@ -203,6 +217,8 @@ class Scheduler:
         request.num_computed_tokens = region.num_cached_tokens
         if request.num_preemptions == 0:
             request.num_cached_tokens = region.num_cached_tokens
+        if self._observer:
+            self._observer.admitted(request)
 
     def _prefix_is_coming(self, request: Request, step: StepPlan) -> bool:
         """Whether someone in this step is about to compute the next block `request` could share.

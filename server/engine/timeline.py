@@ -1,6 +1,6 @@
 """Timeline: what each request waited for and did, step by step, in memory of fixed size.
 
-The engine thread writes, through `ObservedScheduler`; anyone may read. An event is a few numbers
+The engine thread writes, through `TimelineObserver`; anyone may read. An event is a few numbers
 packed into a ring that was allocated at the start: nothing is formatted, and nothing allocated,
 while the engine waits. When the ring comes round, the oldest events are lost, and a reader is
 told how many. Requests are known by their id; no text and no token ever comes here.

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.native_abi import CHOSEN
 from model.native_library import NativeKernels
 from model.native_sampling import CHOICE, NativeSampling
 
@@ -43,6 +44,15 @@ def _kept(row: NDArray[np.float64], choice: np.void) -> NDArray[np.float64]:
     return np.where(probs >= float(choice["min_p"]) * probs.max(), probs, 0)
 
 
+def choose(
+    sampling: NativeSampling, logits: Tensor, choices: NDArray[np.void]
+) -> tuple[list[int], list[int]]:
+    """The tokens, and what became of each row."""
+    bound = sampling.bind(logits.contiguous(), choices)
+    assert bound.run() == (bound.outcomes != CHOSEN).sum()
+    return bound.tokens.tolist(), bound.outcomes.tolist()
+
+
 @pytest.mark.parametrize("scale", [0.3, 2.0, 6.0])
 @pytest.mark.parametrize(
     "columns",
@@ -69,8 +79,8 @@ def test_draws_equal_float64(
     Where the number is closer to a border than rounding may move it, the neighbour will do.
     """
     logits, choices = _logits(VOCAB_SIZE, scale), _choices(**columns)
-    tokens, outcomes = NativeSampling(pools[1], VOCAB_SIZE).choose(logits, choices)
-    assert outcomes is None
+    tokens, outcomes = choose(NativeSampling(pools[1], VOCAB_SIZE), logits, choices)
+    assert not any(outcomes)
     for row, choice, token in zip(logits.double().numpy(), choices, tokens, strict=True):
         sums = _kept(row, choice).cumsum() / _kept(row, choice).sum()
         before = sums[token - 1] if token else 0.0
@@ -82,8 +92,8 @@ def test_draws_equal_float64(
 def test_the_largest_is_found(pools: list[NativeKernels], width: int) -> None:
     """Without temperature the first of the largest logits is chosen."""
     logits = _logits(width, 1.0).mul_(4).round_()
-    tokens, outcomes = NativeSampling(pools[1], width).choose(logits, _choices(temperature=0.0))
-    assert outcomes is None
+    tokens, outcomes = choose(NativeSampling(pools[1], width), logits, _choices(temperature=0.0))
+    assert not any(outcomes)
     assert tokens == logits.argmax(-1).tolist()
 
 
@@ -93,9 +103,9 @@ def test_threads_and_company_change_no_bit(pools: list[NativeKernels], width: in
     logits = _logits(width, 3.0)
     choices = _choices(top_p=np.linspace(0.2, 1.2, ROWS), top_k=np.arange(ROWS) % 5 * 9)
     first, second = (NativeSampling(kernels, width) for kernels in pools)
-    tokens = first.choose(logits, choices)[0]
-    assert second.choose(logits, choices)[0] == tokens
-    assert second.choose(logits[5:14], choices[5:14])[0] == tokens[5:14]
+    tokens = choose(first, logits, choices)[0]
+    assert choose(second, logits, choices)[0] == tokens
+    assert choose(second, logits[5:14], choices[5:14])[0] == tokens[5:14]
     everyone = range(ROWS)
     ids, scores = first.score(logits, tokens, rows=everyone, alternatives=5)
     for rows in (everyone, range(3, 20, 4)):
@@ -126,8 +136,7 @@ def test_rows_without_numbers_are_told(pools: list[NativeKernels]) -> None:
     logits[6, 1:] = -torch.inf
     sampling = NativeSampling(pools[1], 701)
     for temperature in (0.0, 1.0):
-        tokens, outcomes = sampling.choose(logits, _choices(temperature=temperature, top_p=0.9))
-        assert outcomes is not None
+        tokens, outcomes = choose(sampling, logits, _choices(temperature=temperature, top_p=0.9))
         assert np.flatnonzero(outcomes).tolist() == [3, 4, 5]
         assert tokens[6] == 0
     _, scores = sampling.score(logits, [0] * ROWS, rows=range(ROWS), alternatives=2)

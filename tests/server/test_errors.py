@@ -17,7 +17,7 @@ from server import errors
         (errors.MethodNotAllowedError("x", allow="GET"), 405, "invalid_request_error", None),
         (errors.BodyTooLargeError(8), 413, "invalid_request_error", "body_too_large"),
         (errors.OverloadedError("x", retry_after=3), 429, "rate_limit_error", None),
-        (errors.EngineDeadError("x"), 503, "server_error", "engine_unavailable"),
+        (errors.EngineUnavailableError("x"), 503, "server_error", "engine_unavailable"),
         (errors.InternalError("x"), 500, "server_error", "internal_error"),
     ],
 )

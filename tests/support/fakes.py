@@ -8,7 +8,6 @@ held back. What a test needs to go wrong it sets by attribute.
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 from model.cost import ForwardCost
@@ -17,6 +16,7 @@ from server.engine.cache_snapshot import CacheSnapshot
 from server.engine.engine_info import EngineCounts, EngineInfo
 from server.engine.grammars.grammar import GrammarCompiler
 from server.engine.timeline import Timeline
+from server.engine_status import EngineStatus
 from server.request import FinishReason, Request, RequestOutput, TokenLogprob
 
 BOS, EOS = 256, 257
@@ -93,13 +93,6 @@ class FakeChatTemplate:
         return tokenizer.encode(text + ("assistant:" if add_generation_prompt else ""))
 
 
-class FakeStatus(enum.Enum):
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    DEAD = "dead"
-
-
 class FakeEngine:
     """Answers with `reply(request)`, a byte per step, until a limit or a stop string."""
 
@@ -134,7 +127,7 @@ class FakeEngine:
             eos_token_ids=frozenset({EOS}),
         )
         self.timeline = Timeline(max_events=1)
-        self.status = FakeStatus.LOADING
+        self.status = EngineStatus.LOADING
         self.error: str | None = None
         self.step_seconds = 0.0
         self.first_step_seconds = 0.0
@@ -145,7 +138,7 @@ class FakeEngine:
         self.stopped = False
 
     async def start(self) -> None:
-        self.status = FakeStatus.READY
+        self.status = EngineStatus.READY
 
     @property
     def counts(self) -> EngineCounts:
@@ -167,7 +160,7 @@ class FakeEngine:
         )
 
     async def stop(self, grace: float) -> None:
-        self.status = FakeStatus.DRAINING
+        self.status = EngineStatus.DRAINING
         while self.open and grace > 0:
             await asyncio.sleep(0.01)
             grace -= 0.01

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cache.manager import KVCacheManager
-from server.engine.observed_scheduler import ObservedScheduler
 from server.engine.planning.batch import Batch
 from server.engine.planning.pace import Pace
 from server.engine.scheduler import Scheduler
+from server.engine.scheduler_observer import TimelineObserver
 from server.engine.timeline import Timeline
 from server.request import FinishReason
 
@@ -15,11 +15,12 @@ BLOCK_SIZE = 4
 
 def observed_scheduler(
     timeline: Timeline, *, num_blocks: int = 64, max_num_batched_tokens: int = 64
-) -> ObservedScheduler:
+) -> Scheduler:
     """A scheduler for small blocks."""
-    return ObservedScheduler(
-        KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE),
-        timeline=timeline,
+    manager = KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    return Scheduler(
+        manager,
+        observer=TimelineObserver(timeline, prefix_caching=manager.prefix_caching),
         pace=Pace(step_tokens=64),
         max_num_seqs=8,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from server.api.call import AnswerOptions, Prompt
 from server.api.protocols import TokenizerLike
-from server.errors import EngineDeadError, InternalError, InvalidRequestError
+from server.errors import EngineUnavailableError, InternalError, InvalidRequestError
 from server.request import FinishReason, RequestOutput, TokenLogprob
 
 LOWEST_LOGPROB = -9999.0
@@ -180,4 +180,6 @@ def _check(output: RequestOutput) -> None:
     if output.finish_reason is FinishReason.ERROR:
         raise InternalError(output.error or "The server failed to finish this request.")
     if output.finish_reason is FinishReason.ABORT:
-        raise EngineDeadError(output.error or "The request was ended before it was finished.")
+        raise EngineUnavailableError(
+            output.error or "The request was ended before it was finished."
+        )

@@ -23,7 +23,8 @@ from server.api.schemas import requests as schemas
 from server.api.schemas import wire_types
 from server.api.transport.wire import encode, encode_patiently
 from server.config import ServerConfig
-from server.errors import EngineDeadError
+from server.engine_status import EngineStatus
+from server.errors import EngineUnavailableError
 from server.version import VERSION
 
 
@@ -136,10 +137,10 @@ class Api:
 
     async def health(self) -> Response:
         """Answer 200 unless the engine is dead."""
-        status = self._engine.status.name
-        if status == "DEAD":
-            raise EngineDeadError(self._engine.error or "The engine is dead.")
-        return json_answer(wire_types.Status(status=status.lower()))
+        status = self._engine.status
+        if status is EngineStatus.DEAD:
+            raise EngineUnavailableError(self._engine.error or "The engine is dead.")
+        return json_answer(wire_types.Status(status=status.value))
 
     async def ready(self) -> Response:
         """Answer 200 while requests are accepted."""

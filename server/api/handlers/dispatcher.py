@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -34,7 +34,8 @@ from server.api.transport.event_stream import EventStream, KeepAlive, begin
 from server.api.transport.json_body import parse_object
 from server.api.transport.wire import encode
 from server.config import ServerConfig
-from server.errors import EngineDeadError
+from server.engine_status import EngineStatus
+from server.errors import EngineUnavailableError
 from server.request import RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,11 @@ _MAX_HEADER = 1000
 _MAX_NAMED = 400
 """More ignored fields than a header has room for are not named."""
 _MAX_REPORTED = 1000
-_READY = "READY"
+_NOT_YET: Mapping[EngineStatus, str] = {
+    EngineStatus.LOADING: "The model is still loading.",
+    EngineStatus.DRAINING: "The server is draining.",
+}
+"""Why no request is taken now."""
 
 Parsed = TypeVar("Parsed", bound=schemas.Body)
 Result = TypeVar("Result")
@@ -88,16 +93,14 @@ class Dispatcher:
         """The engine, if it takes requests.
 
         Raises:
-            EngineDeadError: It is loading, draining or dead.
+            EngineUnavailableError: It is loading, draining or dead.
         """
-        status = self._engine.status.name
-        if status == _READY:
+        status = self._engine.status
+        if status is EngineStatus.READY:
             return self._engine
-        code = {"LOADING": "loading", "DRAINING": "draining"}.get(status)
-        words = {"LOADING": "The model is still loading.", "DRAINING": "The server is draining."}
-        raise EngineDeadError(
-            words.get(status) or self._engine.error or "The engine is dead.", code=code
-        )
+        if status is EngineStatus.DEAD:
+            raise EngineUnavailableError(self._engine.error or "The engine is dead.")
+        raise EngineUnavailableError(_NOT_YET[status], code=status.value)
 
     async def read(
         self, request: Request, schema: type[Parsed], endpoint: Endpoint

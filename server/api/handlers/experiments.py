@@ -26,9 +26,10 @@ from server.api.transport.event_stream import EventStream, KeepAlive, begin
 from server.api.transport.json_body import parse_object
 from server.api.transport.wire import encode, event
 from server.engine.comparison import Comparison, Run
+from server.engine_status import EngineStatus
 from server.errors import (
     ContextLengthError,
-    EngineDeadError,
+    EngineUnavailableError,
     InternalError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -112,8 +113,8 @@ class Experiments:
 
     async def _read(self, request: Request, schema: type[Body], endpoint: Endpoint) -> Body:
         """Read and check a body, once the engine is there for it."""
-        if self._engine.status.name != "READY":
-            raise EngineDeadError(self._engine.error or "The server takes no requests now.")
+        if self._engine.status is not EngineStatus.READY:
+            raise EngineUnavailableError(self._engine.error or "The server takes no requests now.")
         raw = await read_body(request, MAX_BODY_BYTES)
         info = self._engine.info
         judged = judge(parse_object(raw), endpoint, max_model_len=info.max_model_len)

@@ -24,6 +24,7 @@ from server.api.observability.distribution import cumulative
 from server.api.observability.request_meter import RequestMeter
 from server.api.protocols import EngineClient
 from server.engine.timeline import STEP_SIZES
+from server.engine_status import EngineStatus
 from server.request import FinishReason
 
 _ENGINE = "0"
@@ -72,7 +73,7 @@ class Metrics(Collector):
             "Request fields that were accepted and ignored, as X-Ignored-Fields names them.",
             value=self.num_ignored_fields,
         )
-        if self._engine.status.name != "LOADING":
+        if self._engine.status is not EngineStatus.LOADING:
             yield from self._gauges()
             yield from self._counters()
             yield from self._histograms()

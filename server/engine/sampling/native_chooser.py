@@ -17,7 +17,7 @@ from torch import Tensor
 from model.native_abi import NOT_FINITE as ROW_NOT_FINITE
 from model.native_abi import NOTHING_ALLOWED as ROW_NOTHING_ALLOWED
 from model.native_library import NativeKernels
-from model.native_sampling import CHOICE, NativeSampling, address
+from model.native_sampling import CHOICE, BoundChoice, NativeSampling, address
 from server.engine.grammars.grammar import Words
 from server.engine.sampling.logit_edits import NOTHING_ALLOWED, LogitEdits
 from server.engine.sampling.logprobs import LOGPROB_FLOOR, NOT_FINITE, as_token_logprobs
@@ -45,6 +45,7 @@ class NativeChooser:
         self._edited: dict[int, _EditedRow] = {}
         self._requests: Sequence[Request] = ()
         self._draws: _Draws | None = None
+        self._bound: BoundChoice | None = None
 
     def begin(self, requests: Sequence[Request], edits: Mapping[int, LogitEdits]) -> None:
         """Learn which requests the rows of the next steps belong to."""
@@ -59,6 +60,7 @@ class NativeChooser:
             for row, edit in edits.items()
         }
         self._requests = requests
+        self._bound = None
         self._draws = None if all(one.is_greedy for one in params) else _Draws(requests)
 
     def choose(self, logits: Tensor, *, allowed: Words | None) -> tuple[list[int], dict[int, str]]:
@@ -71,11 +73,16 @@ class NativeChooser:
         if allowed is not None:
             allowed = self._with_own_bans(allowed)
             self._point_to(allowed)
-        tokens, outcomes = self._sampling.choose(logits, self._choices)
+        bound = self._bound
+        if bound is None or bound.logits is not logits:
+            bound = self._bound = self._sampling.bind(logits.contiguous(), self._choices)
+        num_failed = bound.run()
         if allowed is not None:
             self._point_to(None)
-        failed = {row: _REASONS[what] for row, what in enumerate(outcomes or ()) if what}
-        return tokens, failed
+        failed = {}
+        if num_failed:
+            failed = {row: _REASONS[what] for row, what in enumerate(bound.outcomes) if what}
+        return bound.tokens.tolist(), failed
 
     def score(
         self,

@@ -6,9 +6,10 @@ import threading
 import pytest
 from engines import load_engine, make_request
 
-from server.engine.async_engine import AsyncEngine, EngineStatus, _Stop
+from server.engine.async_engine import AsyncEngine, _Stop
 from server.engine.engine_info import EngineCounts
-from server.errors import EngineDeadError
+from server.engine_status import EngineStatus
+from server.errors import EngineUnavailableError
 from server.request import FinishReason
 
 
@@ -117,7 +118,7 @@ def test_dead_engine_fails_everyone_with_one_error(loaded, monkeypatch):
         assert errors == {"The engine failed: ZeroDivisionError: division by zero"}
         assert engine.status is EngineStatus.DEAD
         assert engine.counts == EngineCounts()  # nothing that it holds will go on
-        with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+        with pytest.raises(EngineUnavailableError, match="ZeroDivisionError"):
             await anext(engine.generate([make_request([1])]))
 
     serving(loaded, scenario)
@@ -134,7 +135,7 @@ def test_failure_to_load_is_raised_by_start():
         with pytest.raises(ValueError, match="no such model"):
             await engine.start()
         assert engine.status is EngineStatus.DEAD
-        with pytest.raises(EngineDeadError, match="no such model"):
+        with pytest.raises(EngineUnavailableError, match="no such model"):
             await anext(engine.generate([make_request([1])]))
 
     asyncio.run(main())
@@ -166,7 +167,7 @@ def test_call_ends_with_the_engine(loaded):
         stream = engine.generate([make_request([1], max_tokens=400, ignore_eos=True)])
         await anext(stream)
         engine._inbox.put(_Stop())
-        with pytest.raises(EngineDeadError, match="shutting down"):
+        with pytest.raises(EngineUnavailableError, match="shutting down"):
             await asyncio.gather(engine.call(lambda _inner: None), engine.stop(grace=0))
         await stream.aclose()
 

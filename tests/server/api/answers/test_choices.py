@@ -9,7 +9,7 @@ from fakes import EOS, FakeTokenizer
 
 from server.api.answers.choices import LOWEST_LOGPROB, Choice, TokenNames, finite, join
 from server.api.call import AnswerOptions, Prompt
-from server.errors import EngineDeadError, InternalError, InvalidRequestError
+from server.errors import EngineUnavailableError, InternalError, InvalidRequestError
 from server.request import FinishReason, RequestOutput, TokenLogprob
 
 
@@ -84,7 +84,7 @@ def test_log_probabilities_are_finite_and_not_positive(value, shown):
     ("reason", "kind"),
     [
         (FinishReason.ERROR, InternalError),
-        (FinishReason.ABORT, EngineDeadError),
+        (FinishReason.ABORT, EngineUnavailableError),
         (FinishReason.REFUSED, InvalidRequestError),
     ],
 )
