@@ -5,6 +5,8 @@
 //   scale_w scale_x D + min_w sum(x),   D = sum(q_w q_x) - zero totals - excess sum(q_x)
 //
 // where `totals` is the sum of the weights as signed numbers.  D is a whole number.
+#include <type_traits>
+
 #include "tile.h"
 
 namespace kvserve {
@@ -13,11 +15,17 @@ namespace {
 // Tile shapes: the accumulators must fit the registers.  Few rows take more panels at once, so
 // that enough independent sums are in flight to hide the latency of each.
 #if defined(KVSERVE_AVX512)
-constexpr int kRows = 4, kPanels = 3, kWideRows = 3, kWidePanels = 4;
+template <int Format>
+constexpr int kRows = 4;
+constexpr int kPanels = 3, kWideRows = 3, kWidePanels = 4;
 #elif defined(KVSERVE_AVX2)
-constexpr int kRows = 3, kPanels = 1, kWideRows = 1, kWidePanels = 2;
+template <int Format>
+constexpr int kRows = Format == KV_INT8 ? 4 : 3;
+constexpr int kPanels = 1, kWideRows = 4, kWidePanels = 1;
 #else
-constexpr int kRows = 2, kPanels = 1, kWideRows = 1, kWidePanels = 1;
+template <int Format>
+constexpr int kRows = 2;
+constexpr int kPanels = 1, kWideRows = 1, kWidePanels = 1;
 #endif
 static_assert(kPanels <= kMostPartialPanels, "prepared tiles sum in parts");
 
@@ -33,12 +41,6 @@ constexpr int32_t excess() {
   return Format == KV_INT8 ? kExcess8 : Format == KV_INT4 ? 8 : 0;
 }
 
-// A group's totals beside its excess, to meet minus_zero and minus_sum.
-template <int Format>
-KV_INLINE I correction_of(I totals) {
-  return (totals & set1(int32_t(0xffff))) | set1(excess<Format>() << 16);
-}
-
 // Panels laid out for many rows, which then share the work: 4-bit weights widened to bytes, scales
 // to floats, and the totals.  Per group and vector of outputs, one after the other:
 template <int Format>
@@ -49,12 +51,29 @@ struct Prepared {
   static constexpr int64_t bytes = min + (affine ? W * 4 : 0);
 };
 
+// What products of weights and activations add up in.
+template <int Format>
+using Sums = std::conditional_t<Format == KV_INT8, I, Sums4>;
+
+template <int Format>
+KV_INLINE Sums<Format> dot4(Sums<Format> sums, I w, I x4) {
+  if constexpr (Format == KV_INT8) return dot4_u8(sums, w, x4);
+  else return dot4_u4(sums, w, x4);
+}
+
 // totals += one line of weights (16 outputs x 4 inputs, or x 8 if Format has 4 bits) times ones.
 template <int Format>
-KV_INLINE I add_totals(I totals, I w) {
+KV_INLINE Sums<Format> add_totals(Sums<Format> totals, I w) {
   const I ones = set1(int32_t(0x01010101)), mask = set1(int32_t(0x0f0f0f0f));
-  if (Format == KV_INT8) return dot4_u8(totals, w, ones);
-  return dot4_u4(dot4_u4(totals, w & mask, ones), (w >> 4) & mask, ones);
+  if (Format == KV_INT8) return dot4<Format>(totals, w, ones);
+  return dot4<Format>(dot4<Format>(totals, w & mask, ones), (w >> 4) & mask, ones);
+}
+
+// A group's totals beside its excess, to meet minus_zero and minus_sum.
+template <int Format>
+KV_INLINE I correction_of(Sums<Format> totals) {
+  const I all = whole(totals) - set1(kGroup * excess<Format>());
+  return (all & set1(int32_t(0xffff))) | set1(excess<Format>() << 16);
 }
 
 // 64-byte lines of weights in a group.
@@ -84,7 +103,7 @@ void prepare(const Layout& layout, const uint8_t* panel, int64_t group_begin, in
     KV_UNROLL
     for (int v = 0; v < P * kVectors; ++v, out += To::bytes) {
       const uint8_t* values = panel + layout.scale_bytes + g * layout.group_bytes;
-      I totals = set1(-kGroup * excess<Format>());
+      Sums<Format> totals = {};
       KV_UNROLL
       for (int line = 0; line < kLines<Format>; ++line) {
         const I w = weight_bytes(values + line * 64, layout.panel_bytes, v);
@@ -105,7 +124,8 @@ void prepare(const Layout& layout, const uint8_t* panel, int64_t group_begin, in
 // packed weights also the totals on the way.
 template <int Format, bool IsPrepared, int R, int V>
 KV_INLINE void group_dots(const uint8_t* values, int64_t panel_bytes,
-                          const QuantisedGroup* const (&x)[R], I (&dots)[R][V], I (&totals)[V]) {
+                          const QuantisedGroup* const (&x)[R], Sums<Format> (&dots)[R][V],
+                          Sums<Format> (&totals)[V]) {
   const I mask = set1(int32_t(0x0f0f0f0f));
   constexpr bool wide = Format == KV_INT8 || IsPrepared;  // a byte for each weight
   KV_UNROLL
@@ -125,12 +145,11 @@ KV_INLINE void group_dots(const uint8_t* values, int64_t panel_bytes,
       const I x_low = set1(load_quad(x[r]->values + line * (wide ? 4 : 8)));
       KV_UNROLL
       for (int v = 0; v < V; ++v)
-        dots[r][v] = Format == KV_INT8 ? dot4_u8(dots[r][v], low[v], x_low)
-                                       : dot4_u4(dots[r][v], low[v], x_low);
+        dots[r][v] = dot4<Format>(dots[r][v], low[v], x_low);
       if (wide) continue;
       const I x_high = set1(load_quad(x[r]->values + line * 8 + 4));
       KV_UNROLL
-      for (int v = 0; v < V; ++v) dots[r][v] = dot4_u4(dots[r][v], high[v], x_high);
+      for (int v = 0; v < V; ++v) dots[r][v] = dot4<Format>(dots[r][v], high[v], x_high);
     }
   }
 }
@@ -140,6 +159,8 @@ template <int Format, int R, int P, bool IsPrepared>
 void quantised_tile(const Tile& t) {
   constexpr int V = P * kVectors;
   using From = Prepared<Format>;
+  // What counts 32 bits from the start can begin with the correction.
+  constexpr bool kStartCorrected = IsPrepared && std::is_same_v<Sums<Format>, I>;
   const QuantisedRows& rows = t.job->input->quantised();
   const int64_t groups = rows.groups, panel_bytes = t.layout->panel_bytes;
   constexpr int64_t group_bytes = IsPrepared && Format != KV_INT8
@@ -156,15 +177,15 @@ void quantised_tile(const Tile& t) {
   F sums[R][V] = {};
   if (t.group_begin > 0) load_sums(t.partial, sums);
   for (int64_t g = t.group_begin; g < t.group_end; ++g) {
-    I dots[R][V] = {}, totals[V];
-    KV_UNROLL
-    for (int v = 0; v < V; ++v) {
-      totals[v] = set1(-kGroup * excess<Format>());
-      if (!IsPrepared) continue;
-      const I correction = load_as<I>(prepared + v * From::bytes + From::correction);
+    Sums<Format> dots[R][V] = {}, totals[V] = {};
+    if constexpr (kStartCorrected) {
       KV_UNROLL
-      for (int r = 0; r < R; ++r)
-        dots[r][v] = dot2_s16(correction, set1(load_quad(&x[r]->minus_zero)));
+      for (int v = 0; v < V; ++v) {
+        const I correction = load_as<I>(prepared + v * From::bytes + From::correction);
+        KV_UNROLL
+        for (int r = 0; r < R; ++r)
+          dots[r][v] = dot2_s16(correction, set1(load_quad(&x[r]->minus_zero)));
+      }
     }
     group_dots<Format, IsPrepared, R, V>(values, panel_bytes, x, dots, totals);
     KV_UNROLL
@@ -174,11 +195,12 @@ void quantised_tile(const Tile& t) {
       const F scale = IsPrepared ? load_as<F>(p + From::scale) : load_half(s);
       F min = {};
       if (From::affine) min = IsPrepared ? load_as<F>(p + From::min) : load_half(s + kPanel);
+      const I correction =
+          IsPrepared ? load_as<I>(p + From::correction) : correction_of<Format>(totals[v]);
       KV_UNROLL
       for (int r = 0; r < R; ++r) {
-        I d = dots[r][v];
-        if (!IsPrepared)
-          d = d + dot2_s16(correction_of<Format>(totals[v]), set1(load_quad(&x[r]->minus_zero)));
+        I d = whole(dots[r][v]);
+        if (!kStartCorrected) d = d + dot2_s16(correction, set1(load_quad(&x[r]->minus_zero)));
         F sum = fma(to_float(d) * scale, set1(x[r]->scale), sums[r][v]);
         if (From::affine) sum = fma(min, set1(x[r]->scaled_sum), sum);
         sums[r][v] = sum;
@@ -210,8 +232,8 @@ constexpr TileRange kPreparedRange = {R, P, tile_of<Tiles<Format, P, true>, R>, 
 
 template <int Format>
 constexpr FormatTiles kTiles = {kPackedRange<Format, kWideRows, kWidePanels>,
-                                kPreparedRange<Format, kRows, kPanels>,
-                                kPreparedRange<Format, kRows, 1>};
+                                kPreparedRange<Format, kRows<Format>, kPanels>,
+                                kPreparedRange<Format, kRows<Format>, 1>};
 
 }  // namespace
 

@@ -185,6 +185,21 @@ KV_INLINE Vector reduce_each(const Vector (&vectors)[W], Both both) {
                     _mm512_unpackhi_epi32(quarters[2 * i], quarters[2 * i + 1]));
   result = (Vector)join(_mm512_unpacklo_epi64(pairs[0], pairs[1]),
                         _mm512_unpackhi_epi64(pairs[0], pairs[1]));
+#elif defined(KVSERVE_AVX2)
+  const auto at = [&](int i) { return (__m256i)vectors[i]; };
+  const auto join = [&](__m256i a, __m256i b) { return (__m256i)both((Vector)a, (Vector)b); };
+  __m256i halves[4];  // two vectors each, of four lanes
+  KV_UNROLL
+  for (int i = 0; i < 4; ++i)
+    halves[i] = join(_mm256_permute2x128_si256(at(i), at(i + 4), 0x20),
+                     _mm256_permute2x128_si256(at(i), at(i + 4), 0x31));
+  __m256i pairs[2];
+  KV_UNROLL
+  for (int i = 0; i < 2; ++i)
+    pairs[i] = join(_mm256_unpacklo_epi32(halves[2 * i], halves[2 * i + 1]),
+                    _mm256_unpackhi_epi32(halves[2 * i], halves[2 * i + 1]));
+  result = (Vector)join(_mm256_unpacklo_epi64(pairs[0], pairs[1]),
+                        _mm256_unpackhi_epi64(pairs[0], pairs[1]));
 #else
   for (int i = 0; i < W; ++i) {
     Vector v = vectors[i];
@@ -202,6 +217,8 @@ KV_INLINE Vector reduce_each(const Vector (&vectors)[W], Both both) {
 KV_INLINE bool any_nan(F v) {
 #if defined(KVSERVE_AVX512)
   return _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q) != 0;
+#elif defined(KVSERVE_AVX2)
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, (__m256)v, _CMP_UNORD_Q)) != 0;
 #else
   return reduce_max((I)abs(v)) > 0x7f800000;
 #endif
@@ -225,10 +242,14 @@ KV_INLINE int32_t reduce_max(I v) {
   return largest;
 #endif
 }
-// The lowest byte of every lane.
+// Every lane, in -128..127, as a byte.
 KV_INLINE void store_bytes(int8_t* p, I v) {
 #if defined(KVSERVE_AVX512)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)v));
+#elif defined(KVSERVE_AVX2)
+  const __m128i low = _mm256_castsi256_si128((__m256i)v);
+  const __m128i words = _mm_packs_epi32(low, _mm256_extracti128_si256((__m256i)v, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 #else
   for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(v[i]);
 #endif
@@ -328,13 +349,26 @@ KV_INLINE F load_half(const uint16_t* p) {
 // Every int32 lane holds four unsigned weight bytes of one output; x4 holds the four signed
 // activations of the same inputs, the same in every lane.  Exact, whatever the instruction.
 
+// Sums of products of 4-bit weights, on their way to whole().
+#if defined(KVSERVE_AVX2)
+// Two 16-bit numbers a lane: a group of 32 inputs adds 16 products to each, at most 16 * 15 * 127.
+typedef int16_t Sums4 __attribute__((vector_size(4 * W)));
+KV_INLINE I whole(Sums4 sums) {
+  return (I)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1));
+}
+#else
+typedef I Sums4;
+#endif
+KV_INLINE I whole(I sums) { return sums; }
+
 // Unsigned 4-bit weights (0..15).
-KV_INLINE I dot4_u4(I sum, I w, I x4) {
+KV_INLINE Sums4 dot4_u4(Sums4 sum, I w, I x4) {
 #if defined(KVSERVE_AVX512)
   return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x4);
 #elif defined(KVSERVE_AVX2)
-  const __m256i pairs = _mm256_maddubs_epi16((__m256i)w, (__m256i)x4);  // at most 2 * 15 * 128
-  return sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  sum = sum + (Sums4)_mm256_maddubs_epi16((__m256i)w, (__m256i)x4);
+  asm("" : "+x"(sum));  // else the compiler adds in a tree and has no registers for its leaves
+  return sum;
 #else
   typedef int16_t S __attribute__((vector_size(4 * W)));
   const S we = (S)w & 0xff, wo = (S)((U)w >> 8 & 0x00ff00ffu);
@@ -360,7 +394,9 @@ KV_INLINE I dot4_u8(I sum, I w, I x4) {
   const __m256i ws = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(-128));
   const __m256i xs = _mm256_sign_epi8((__m256i)x4, ws);
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(ws), xs);
-  return sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  sum = sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  asm("" : "+x"(sum));
+  return sum;
 #else
   typedef int16_t S __attribute__((vector_size(4 * W)));
   const S ws = (S)(w ^ set1(int32_t(0x80808080u)));
