@@ -4,7 +4,8 @@ ModelError
 ├── ConfigError       a field of config.json or of the GGUF metadata
 ├── CheckpointError   a weight file: missing, surplus, misshapen or broken
 ├── TokenizerError    the vocabulary or its rules
-└── TemplateError     the chat template, or the messages it refuses
+├── TemplateError     the chat template, or the messages it refuses
+└── ExportError       what another format cannot say
 
 Raised while a model is loaded, TemplateError also for a request. Never carries a traceback's text.
 """
@@ -28,3 +29,7 @@ class TokenizerError(ModelError):
 
 class TemplateError(ModelError):
     """A chat template is broken, takes too long, or refuses the messages."""
+
+
+class ExportError(ModelError):
+    """A model cannot be written in another format; the message names what stands in the way."""

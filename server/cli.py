@@ -53,6 +53,10 @@ _COMMANDS = {
         "server.tools.perplexity.perplexity_command",
         "Measure perplexity over a text and, against --reference, what was lost.",
     ),
+    "export": (
+        "server.tools.export.export_command",
+        "Write the model as ONNX, with its tokenizer and its chat template beside it.",
+    ),
 }
 """The module that holds a command under its own name, and the first line of its help."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +10,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nasty_text import NASTY_TEXTS
-from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+from sentencepiece_twins import CORPUS, gguf_of_sentencepiece, trained_sentencepiece
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -20,7 +19,6 @@ from model.text.control_tokens import Segment
 from model.text.gguf_tokenizer import build_gguf_backend
 from model.tokenizer import Tokenizer
 
-CORPUS = [text for text in NASTY_TEXTS if text] * 3
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -79,53 +77,6 @@ def gguf_of_byte_level(backend: tokenizers.Tokenizer, name: str) -> dict[str, ob
         "tokenizer.ggml.bos_token_id": vocabulary["<|im_start|>"],
         "tokenizer.ggml.eos_token_id": vocabulary["<|im_end|>"],
         "tokenizer.ggml.add_bos_token": False,
-    }
-
-
-def trained_sentencepiece(*, prefix: bool) -> SentencePieceProcessor:
-    model = io.BytesIO()
-    SentencePieceTrainer.train(
-        sentence_iterator=iter([line for text in CORPUS for line in text.split("\n") if line]),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=700,
-        byte_fallback=True,
-        character_coverage=0.98,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=prefix,
-        control_symbols=["<start_of_turn>", "<end_of_turn>"],
-        user_defined_symbols=["<tool>", "\u2581\u2581\u2581", "</b>"],
-        minloglevel=2,
-    )
-    return SentencePieceProcessor(model_proto=model.getvalue())
-
-
-def gguf_of_sentencepiece(oracle: SentencePieceProcessor, *, prefix: bool) -> dict[str, object]:
-    ids = range(oracle.vocab_size())
-    user_defined = [oracle.piece_to_id(piece) for piece in ("<tool>", "\u2581\u2581\u2581", "</b>")]
-    pieces = [oracle.id_to_piece(index) for index in ids]
-    for index in user_defined:
-        pieces[index] = pieces[index].replace("\u2581", " ")
-
-    def kind(index: int) -> int:
-        return (
-            (oracle.is_unknown(index) and 2)
-            or (oracle.is_control(index) and 3)
-            or (index in user_defined and 4)
-            or (oracle.is_byte(index) and 6)
-            or 1
-        )
-
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": pieces,
-        "tokenizer.ggml.scores": [oracle.get_score(index) for index in ids],
-        "tokenizer.ggml.token_type": [kind(index) for index in ids],
-        "tokenizer.ggml.bos_token_id": oracle.bos_id(),
-        "tokenizer.ggml.eos_token_id": oracle.eos_id(),
-        "tokenizer.ggml.unknown_token_id": oracle.unk_id(),
-        "tokenizer.ggml.add_space_prefix": prefix,
     }
 
 

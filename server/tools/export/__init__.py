@@ -1,0 +1,1 @@
+"""kvserve export: the model in a format of other runtimes."""
