@@ -139,6 +139,8 @@ class Request:
     use_cache: bool = True
     """False computes the whole sequence anew for every token, and shares nothing with anyone."""
     arrival_time: float = field(default_factory=time.monotonic)
+    earlier_token_ids: tuple[int, ...] = ()
+    """Tokens of its answer that another engine chose and brought; this one goes on behind them."""
 
     num_prompt_tokens: int = field(init=False)
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)

@@ -280,12 +280,12 @@ class AsyncEngine:
             loop.call_soon_threadsafe(self._die, message)
 
     def _serve(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
-        while self._take_orders(engine):
+        while self._take_orders(engine, loop):
             outputs = engine.step()
             if outputs:
                 loop.call_soon_threadsafe(self._dispatch, outputs)
 
-    def _take_orders(self, engine: Engine) -> bool:
+    def _take_orders(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> bool:
         """Carry out what waits in the inbox, sleeping there while there is no work.
 
         Returns:
@@ -301,8 +301,9 @@ class AsyncEngine:
             elif isinstance(order, Job):
                 _carry_out(order, engine)
             else:
-                for request in order.requests:
-                    engine.add(request)
+                failures = [end for each in order.requests if (end := engine.add(each))]
+                if failures:
+                    loop.call_soon_threadsafe(self._dispatch, failures)
         return True
 
 

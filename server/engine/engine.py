@@ -72,12 +72,19 @@ class Engine:
         """Whether a step would do anything."""
         return self.scheduler.has_work
 
-    def add(self, request: Request) -> None:
-        """Take over a request; it starts when the scheduler finds room."""
-        self._output_processor.add(request)
+    def add(self, request: Request) -> RequestOutput | None:
+        """Take over a request; it starts when the scheduler finds room.
+
+        Returns:
+            Its end, if it cannot be continued behind its earlier tokens; else None.
+        """
+        failure = self._output_processor.add(request)
+        if failure is not None:
+            return failure
         self.scheduler.add(request)
         if request.params.prompt_logprobs is not None or request.params.max_tokens == 0:
             self._scored.add(request.request_id)
+        return None
 
     def abort(self, request_id: str) -> None:
         """End a request whose client went away; unknown and finished ones are ignored."""
@@ -97,9 +104,7 @@ class Engine:
 
     def generate(self, requests: Sequence[Request]) -> list[RequestOutput]:
         """Run these requests to their ends and return all outputs, for use without a server."""
-        for request in requests:
-            self.add(request)
-        outputs = []
+        outputs = [failure for request in requests if (failure := self.add(request))]
         while self.has_work:
             outputs += self.step()
         return outputs

@@ -35,9 +35,23 @@ class OutputProcessor:
         self._eos_token_ids = eos_token_ids
         self._detokenizers: dict[str, Detokenizer] = {}
 
-    def add(self, request: Request) -> None:
-        """Open a request."""
+    def add(self, request: Request) -> RequestOutput | None:
+        """Open a request, behind the tokens that another engine brought for it.
+
+        They pass through detokenizer and grammar as if they had been chosen here, so that what
+        follows them is what would have followed there; what they bring was brought already.
+
+        Returns:
+            The end of the request if they do not fit it, or end it; else None.
+        """
         self._detokenizers[request.request_id] = Detokenizer(self._speller, request.params)
+        for token_id in request.earlier_token_ids:
+            output = self.process(request, token_id, None)
+            if output.error is not None:
+                return output
+            if output.finish_reason is not None:
+                return self.fail(request, "The answer ended before it could be continued.")
+        return None
 
     def forget(self, request_id: str) -> None:
         """Close a request whose output nobody waits for any more."""

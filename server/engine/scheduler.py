@@ -255,11 +255,11 @@ class Scheduler:
             raise ValueError(f"request_id {request.request_id!r} is in use")
         if not request.token_ids:
             raise ValueError("token_ids must hold at least 1 token, but is empty")
-        num_tokens = len(request.token_ids) + request.params.max_tokens
+        num_tokens = request.num_prompt_tokens + request.params.max_tokens
         limit = min(self._max_model_len, self.manager.max_tokens)
         if num_tokens > limit:
             raise ValueError(
-                f"prompt ({len(request.token_ids)} tokens) and max_tokens "
+                f"prompt ({request.num_prompt_tokens} tokens) and max_tokens "
                 f"({request.params.max_tokens}) make {num_tokens}, but at most {limit} tokens fit"
             )
 

@@ -38,7 +38,8 @@ def load_engine(path: Path, **options: object) -> LoadedEngine:
 
 def make_request(token_ids: Sequence[int], *, request_id: str | None = None, **params) -> Request:
     """A greedy request for 8 tokens unless told otherwise; other names are Request's or params'."""
-    names = {"choice", "priority", "cache_salt", "prefix_cache", "use_cache", "arrival_time"}
+    names = {"choice", "priority", "cache_salt", "prefix_cache", "use_cache", "arrival_time",
+             "earlier_token_ids", "grammar"}  # fmt: skip
     own = {name: params.pop(name) for name in names & params.keys()}
     sampling = SamplingParams(**({"max_tokens": 8, "temperature": 0.0} | params))
     return Request(

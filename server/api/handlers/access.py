@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.api.dialects.message_errors import message_error, speaks_messages
 from server.api.handlers.api_keys import ApiKeys
 from server.api.observability.metrics import Metrics
+from server.api.transport.chance import Chance
 from server.api.transport.exchange import CURRENT, Exchange, request_id
 from server.api.transport.wire import encode
 from server.errors import ApiError, AuthenticationError, InternalError
@@ -32,6 +33,8 @@ REQUEST_ID_HEADERS = (REQUEST_ID, "request-id")
 """Where an answer names its exchange, for clients that know only the second."""
 EXPOSED_HEADERS = (REQUEST_ID, "x-ignored-fields", "retry-after")
 """What a page of another site may read of an answer."""
+CHANCE = "kvserve.chance"
+"""The ASGI extension by which whoever has begun an exchange elsewhere says what it drew."""
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 _PAGE = "/"
 _PAGE_FILES = "/static/"
@@ -73,7 +76,10 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(request_id(Headers(scope=scope).get(REQUEST_ID)))
+        exchange = Exchange(
+            request_id(Headers(scope=scope).get(REQUEST_ID)),
+            chance=(scope.get("extensions") or {}).get(CHANCE) or Chance.new(),
+        )
         names = REQUEST_ID_HEADERS if speaks_messages(scope["path"]) else (REQUEST_ID,)
         answer = _Answer(send, dict.fromkeys(names, exchange.request_id))
         token = CURRENT.set(exchange)

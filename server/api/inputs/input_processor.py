@@ -7,8 +7,6 @@ any thread; they never touch the engine, only facts about the model that do not 
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
 
 from server.api.call import AnswerOptions, Call, Prompt
@@ -29,7 +27,7 @@ from server.api.schemas.requests import (
     TokenizeBody,
 )
 from server.api.structured_output.output_form import OutputForm, OutputForms, ToolUse
-from server.api.transport.exchange import new_call_id
+from server.api.transport.exchange import chance, new_call_id
 from server.engine.engine_info import EngineInfo
 from server.engine.grammars.grammar import GrammarCompiler
 from server.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
@@ -214,7 +212,7 @@ class InputProcessor:
         """Put the engine's requests together, one for each prompt and choice."""
         prefix = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
         call_id = new_call_id(prefix)
-        seed = body.seed if body.seed is not None else secrets.randbits(53)
+        seed = body.seed if body.seed is not None else chance().bits(53)
         bad_words = bad_word_ids(body.bad_words, self._tokenizer)
         param = "messages" if prefix == "chatcmpl" else "prompt"
         requests: list[Request] = []
@@ -239,7 +237,7 @@ class InputProcessor:
                 requests.append(request)
         return Call(
             id=call_id,
-            created=int(time.time()),
+            created=chance().began,
             model=self._info.model_name,
             seed=seed,
             n=body.n,

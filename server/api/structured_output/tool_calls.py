@@ -7,11 +7,11 @@ runs a function and knows no wire format.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from server.api.structured_output.call_scanner import CallScanner
+from server.api.transport.exchange import chance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class ToolFormat:
     separators: str = ""
     """What may stand between calls, white space aside."""
     arguments: str = "arguments"
-    call_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
+    call_id: Callable[[], str] = lambda: f"call_{chance().token(12)}"
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ MISTRAL = ToolFormat(
     name="mistral",
     begin="[TOOL_CALLS]",
     separators="[,]",
-    call_id=lambda: secrets.token_hex(5)[:9],  # its template insists on nine letters or digits
+    call_id=lambda: chance().token(5)[:9],  # its template insists on nine letters or digits
 )
 PLAIN_JSON = ToolFormat(name="json", separators="[,]")
 TOOL_FORMATS: Mapping[str, ToolFormat] = {

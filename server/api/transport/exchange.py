@@ -12,6 +12,8 @@ import secrets
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from server.api.transport.chance import Chance
+
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:=@+-]{1,128}")
 
 
@@ -22,6 +24,8 @@ class Exchange:
     request_id: str
     facts: dict[str, object] = field(default_factory=dict)
     """Counts and words for the access log; never a text of a prompt or an answer."""
+    chance: Chance = field(default_factory=Chance.new)
+    """Where its ids and seeds come from, if its client gives none."""
 
 
 CURRENT: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
@@ -34,6 +38,12 @@ def request_id(given: str | None) -> str:
     return secrets.token_hex(16)
 
 
+def chance() -> Chance:
+    """Where this exchange draws its ids and seeds; one of its own for code outside exchanges."""
+    exchange = CURRENT.get()
+    return Chance.new() if exchange is None else exchange.chance
+
+
 def new_call_id(prefix: str) -> str:
     """An id for a call, with the exchange's in it; unique, even if clients repeat theirs.
 
@@ -43,7 +53,7 @@ def new_call_id(prefix: str) -> str:
     exchange = CURRENT.get()
     if exchange is None:
         return f"{prefix}-{secrets.token_hex(16)}"
-    return f"{prefix}-{exchange.request_id}-{secrets.token_hex(4)}"
+    return f"{prefix}-{exchange.request_id}-{exchange.chance.token(4)}"
 
 
 def names_of(engine_request_id: str) -> tuple[str, str, str]:

@@ -9,6 +9,7 @@ import torch
 from engines import Result, collect, load_engine, make_request, run
 
 from model.executors.executor import Ready
+from server.engine.grammars.grammar import GrammarSource
 from server.request import FinishReason
 
 FAMILIES = sorted(checkpoints.RANDOM_CONFIGS)
@@ -285,3 +286,77 @@ def test_attention_weights_disturb_nobody(checkpoint):
         outputs += engine.step()
     (result,) = collect(outputs).values()
     assert_same(result, alone(path, list(b"abcd"), max_tokens=6))
+
+
+CONTINUED = {
+    "greedy": {"logprobs": 3},
+    "seeded": {"temperature": 0.9, "seed": 7, "choice": 2, "top_p": 0.9},
+    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "min_tokens": 20},
+    "no cache": {"use_cache": False, "logprobs": 0},
+    "scored": {"prompt_logprobs": 0, "logprobs": 0},
+}
+
+
+@pytest.mark.parametrize("params", CONTINUED.values(), ids=CONTINUED)
+def test_another_engine_goes_on_behind_earlier_tokens(checkpoint, params):
+    """An answer cut anywhere goes on in another engine with the same bits, and is said once."""
+    path = checkpoint("rand-llama-untied")
+    (prompt,) = prompts(1, longest=60)
+    outputs = load_engine(path).engine.generate([make_request(prompt, max_tokens=24, **params)])
+    whole = collect(outputs)[outputs[0].request_id]
+    other = load_engine(path).engine
+    for cut in (1, 2, 9, 23):
+        earlier = tuple(whole.token_ids[:cut])
+        (rest,) = run(
+            other, [make_request(prompt, max_tokens=24, earlier_token_ids=earlier, **params)]
+        )
+        assert rest.token_ids == whole.token_ids[cut:]
+        assert rest.logprobs == whole.logprobs[cut:]
+        assert "".join(output.text for output in outputs[:cut]) + rest.text == whole.text
+        assert rest.last._replace(request_id="", num_cached_tokens=0) == whole.last._replace(
+            request_id="", num_cached_tokens=0
+        )
+        assert rest.prompt_logprobs is None
+
+
+@pytest.mark.parametrize("stop", ["END-OF", "next é"])
+def test_a_stop_string_may_begin_in_the_earlier_tokens(script_gpt2, stop):
+    """What was held back as a possible stop is still held back where the answer goes on."""
+    engine = load_engine(script_gpt2).engine
+    outputs = engine.generate([make_request([0], max_tokens=60, stop=(stop,))])
+    token_ids = [id_ for output in outputs for id_ in output.token_ids]
+    for cut in range(1, len(token_ids)):
+        request = make_request(
+            [0], max_tokens=60, stop=(stop,), earlier_token_ids=tuple(token_ids[:cut])
+        )
+        rest = engine.generate([request])
+        texts = [output.text for output in outputs[:cut] + rest]
+        assert "".join(texts) == "".join(output.text for output in outputs)
+        assert rest[-1].stop_reason == stop
+
+
+def test_a_grammar_follows_the_earlier_tokens(checkpoint):
+    """A constrained answer goes on where it was; tokens that break it end this request alone."""
+    loaded = load_engine(checkpoint("rand-llama-untied"))
+    grammar = loaded.grammars.compile(GrammarSource("start: /[0-9]{3}-[a-f]{5}-[0-9]{4}/"))
+    whole, *_ = run(loaded.engine, [make_request([5], max_tokens=40, grammar=grammar.copy())])
+    assert whole.text[3] == "-"
+    for cut in (1, 4, 8):
+        request = make_request(
+            [5], max_tokens=40, grammar=grammar.copy(), earlier_token_ids=whole.token_ids[:cut]
+        )
+        (rest,) = run(loaded.engine, [request])
+        assert rest.token_ids == whole.token_ids[cut:]
+    request = make_request([5], grammar=grammar.copy(), earlier_token_ids=tuple(b"x"))
+    (refused,) = run(loaded.engine, [request])
+    assert refused.finish_reason is FinishReason.REFUSED
+    assert not loaded.engine.has_work
+
+
+def test_an_answer_that_had_ended_is_not_continued(script_gpt2):
+    """Earlier tokens that end the request say that somebody lost its end."""
+    engine = load_engine(script_gpt2).engine
+    request = make_request([0], max_tokens=2, earlier_token_ids=tuple(b"Ow"))
+    (refused,) = run(engine, [request])
+    assert refused.finish_reason is FinishReason.ERROR
+    assert not engine.has_work

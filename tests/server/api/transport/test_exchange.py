@@ -6,7 +6,15 @@ import asyncio
 
 import pytest
 
-from server.api.transport.exchange import CURRENT, Exchange, names_of, new_call_id, request_id
+from server.api.transport.chance import Chance
+from server.api.transport.exchange import (
+    CURRENT,
+    Exchange,
+    chance,
+    names_of,
+    new_call_id,
+    request_id,
+)
 
 
 @pytest.mark.parametrize("given", ["a", "a" * 128, "x.y:z@w=v+u-t_s"])
@@ -58,3 +66,17 @@ def test_the_exchange_is_known_in_threads_and_tasks():
         await asyncio.gather(*(exchange(name) for name in "abc"))
 
     asyncio.run(run())
+
+
+def test_the_same_chance_makes_the_same_ids():
+    """Whoever knows what an exchange drew names its call, and what follows, the same."""
+
+    def drawn() -> list[str]:
+        token = CURRENT.set(Exchange("mine", chance=Chance(b"secret", 1)))
+        try:
+            return [new_call_id("cmpl"), chance().token(5), str(chance().bits(53))]
+        finally:
+            CURRENT.reset(token)
+
+    assert drawn() == drawn()
+    assert len(set(drawn())) == 3
