@@ -42,6 +42,7 @@ AMX = [f"-m{part}" for part in ("avx512bf16", "amx-tile", "amx-bf16")]
 X86_VARIANTS = {
     "amx": ["-DKVSERVE_AMX", *AMX, *AVX512],
     "avx512": AVX512,
+    "avxvnni": ["-DKVSERVE_AVXVNNI", "-mavxvnni", "-DKVSERVE_AVX2", *AVX2],
     "avx2": ["-DKVSERVE_AVX2", *AVX2],
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 
 
 class MatrixStruct(ctypes.Structure):
@@ -161,7 +161,7 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
 SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "kv_abi_version": (_I32, ()),
     "kv_instruction_set": (c_char_p, ()),
-    "kv_best_instruction_set": (c_char_p, ()),
+    "kv_instruction_sets": (c_char_p, ()),
     "kv_struct_layouts": (_I64, (POINTER(POINTER(_I64)),)),
     "kv_pool_create": (_P, (_I32,)),
     "kv_pool_destroy": (None, (_P,)),

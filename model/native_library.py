@@ -17,9 +17,9 @@ from model.errors import ModelError
 from model.native_abi import ABI_VERSION, SIGNATURES, struct_layouts
 from model.packed_memory import PackedMemory
 
-InstructionSet = Literal["amx", "avx512", "avx2", "portable"]
+InstructionSet = Literal["amx", "avx512", "avxvnni", "avx2", "portable"]
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
-"""Best first; each runs everywhere the one before it does."""
+"""Best first."""
 
 KERNELS_FOLDER = Path(__file__).parent / "kernels"
 
@@ -50,10 +50,10 @@ class NativeKernels:
     """
 
     def __init__(self, instruction_set: InstructionSet, *, threads: int) -> None:
-        best = best_instruction_set()
-        if INSTRUCTION_SETS.index(instruction_set) < INSTRUCTION_SETS.index(best):
+        known = supported_instruction_sets()
+        if instruction_set not in known:
             raise NativeUnavailableError(
-                f"this processor cannot run {instruction_set}; the best it can run is {best}"
+                f"this processor cannot run {instruction_set}; the best it can run is {known[0]}"
             )
         self.library = _load(instruction_set)
         self.instruction_set = instruction_set
@@ -113,14 +113,14 @@ def _check_layouts(library: ctypes.CDLL, name: str) -> None:
 
 
 @functools.cache
-def best_instruction_set() -> InstructionSet:
-    """Ask the processor, through the library that runs on any.
+def supported_instruction_sets() -> tuple[InstructionSet, ...]:
+    """Ask the processor what it can run, best first, through the library that runs on any.
 
     Raises:
         NativeUnavailableError: Not even the portable library was built.
     """
-    name = _load("portable").kv_best_instruction_set().decode()
-    return next(known for known in INSTRUCTION_SETS if known == name)
+    names = _load("portable").kv_instruction_sets().decode().split(",")
+    return tuple(known for known in INSTRUCTION_SETS if known in names)
 
 
 def load_kernels(
@@ -153,16 +153,16 @@ def load_kernels(
 def _load_best(threads: int) -> tuple[NativeKernels | None, NativeStatus]:
     """Load the best library that was built; the reason names what is missing."""
     try:
-        best = best_instruction_set()
+        supported = supported_instruction_sets()
     except NativeUnavailableError as error:
         return None, NativeStatus("torch", str(error), threads)
     missing = ""
-    for known in INSTRUCTION_SETS[INSTRUCTION_SETS.index(best) :]:
+    for known in supported:
         try:
             kernels = NativeKernels(known, threads=threads)
         except NativeUnavailableError as error:
             missing = f" ({error})"
             continue
-        reason = f"the best this processor can run is {best}{missing}"
+        reason = f"the best this processor can run is {supported[0]}{missing}"
         return kernels, NativeStatus(known, reason, threads)
     return None, NativeStatus("torch", f"no kernel library{missing}", threads)

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define KV_ABI_VERSION 6
+#define KV_ABI_VERSION 7
 #define KV_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -64,7 +64,7 @@ enum { KV_SILU = 0, KV_GELU_TANH = 1, KV_GELU_ERF = 2 };
 // ---- about the library ----
 KV_EXPORT int32_t kv_abi_version(void);
 KV_EXPORT const char* kv_instruction_set(void);  // what this library was compiled for
-KV_EXPORT const char* kv_best_instruction_set(void);  // what this processor can run
+KV_EXPORT const char* kv_instruction_sets(void);  // those this processor runs, best,first
 // Points at the layouts of the structs of this file, in its order: of each its size, then the offset
 // of each field.  Returns how many numbers there are.
 KV_EXPORT int64_t kv_struct_layouts(const int64_t** layouts);

@@ -1,7 +1,7 @@
 // What this library is, what this processor can run, and the life of a thread pool.
 //
 // The same sources are compiled once per instruction set into libraries of their own; the caller
-// asks any of them for the best one and then uses that one only.  So nothing compiled for a newer
+// asks any of them which ones run here and then uses one only.  So nothing compiled for a newer
 // processor can end up in a function an older one calls.
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -11,6 +11,8 @@
 #include <unistd.h>
 #endif
 
+#include <string>
+
 #include "pool_handle.h"
 
 #if defined(__x86_64__)
@@ -19,6 +21,13 @@ namespace {
 bool supports_f16c() {
   unsigned int a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+
+// AVX-VNNI, the form of VNNI that does not need AVX-512; not every compiler knows its name.
+bool supports_avxvnni() {
+  constexpr unsigned int kAvxVnni = 1u << 4;
+  unsigned int a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kAvxVnni) != 0;
 }
 
 // Whether AMX and AVX-512 can multiply bfloat16.  Linux gives a process the matrix registers only
@@ -35,6 +44,22 @@ bool may_use_amx() {
   return false;
 #endif
 }
+
+std::string find_instruction_sets() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !supports_f16c())
+    return "portable";
+  std::string sets = supports_avxvnni() ? "avxvnni,avx2,portable" : "avx2,portable";
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vnni"))
+    sets = (may_use_amx() ? "amx,avx512," : "avx512,") + sets;
+  return sets;
+}
+}  // namespace
+#else
+namespace {
+std::string find_instruction_sets() { return "portable"; }
 }  // namespace
 #endif
 
@@ -45,6 +70,8 @@ const char* kv_instruction_set(void) {
   return "amx";
 #elif defined(KVSERVE_AVX512)
   return "avx512";
+#elif defined(KVSERVE_AVXVNNI)
+  return "avxvnni";
 #elif defined(KVSERVE_AVX2)
   return "avx2";
 #else
@@ -52,19 +79,9 @@ const char* kv_instruction_set(void) {
 #endif
 }
 
-const char* kv_best_instruction_set(void) {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !supports_f16c())
-    return "portable";
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512vnni"))
-    return may_use_amx() ? "amx" : "avx512";
-  return "avx2";
-#else
-  return "portable";
-#endif
+const char* kv_instruction_sets(void) {
+  static const std::string sets = find_instruction_sets();
+  return sets.c_str();
 }
 
 kv_pool* kv_pool_create(int32_t threads) { return new kv_pool(threads < 1 ? 1 : threads); }

@@ -18,6 +18,10 @@ namespace {
 template <int Format>
 constexpr int kRows = 4;
 constexpr int kPanels = 3, kWideRows = 3, kWidePanels = 4;
+#elif defined(KVSERVE_AVXVNNI)
+template <int Format>
+constexpr int kRows = 6;
+constexpr int kPanels = 1, kWideRows = 4, kWidePanels = 1;
 #elif defined(KVSERVE_AVX2)
 template <int Format>
 constexpr int kRows = Format == KV_INT8 ? 4 : 3;

@@ -7,6 +7,7 @@
 //   KVSERVE_AVX512   16 lanes, AVX-512 F/BW/DQ/VL with VNNI
 //   KVSERVE_AMX      the same, with AVX-512 BF16 and the matrix registers of AMX
 //   KVSERVE_AVX2      8 lanes, AVX2 with FMA and F16C
+//   KVSERVE_AVXVNNI   the same, with the dot products of AVX-VNNI
 //   (neither)         4 lanes, the compiler's vector extension: SSE2, NEON or anything else
 //
 // Rule for all users: an element's value must not depend on the lane it sits in.  All operations
@@ -350,7 +351,7 @@ KV_INLINE F load_half(const uint16_t* p) {
 // activations of the same inputs, the same in every lane.  Exact, whatever the instruction.
 
 // Sums of products of 4-bit weights, on their way to whole().
-#if defined(KVSERVE_AVX2)
+#if defined(KVSERVE_AVX2) && !defined(KVSERVE_AVXVNNI)
 // Two 16-bit numbers a lane: a group of 32 inputs adds 16 products to each, at most 16 * 15 * 127.
 typedef int16_t Sums4 __attribute__((vector_size(4 * W)));
 KV_INLINE I whole(Sums4 sums) {
@@ -365,6 +366,8 @@ KV_INLINE I whole(I sums) { return sums; }
 KV_INLINE Sums4 dot4_u4(Sums4 sum, I w, I x4) {
 #if defined(KVSERVE_AVX512)
   return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x4);
+#elif defined(KVSERVE_AVXVNNI)
+  return (I)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x4);
 #elif defined(KVSERVE_AVX2)
   sum = sum + (Sums4)_mm256_maddubs_epi16((__m256i)w, (__m256i)x4);
   asm("" : "+x"(sum));  // else the compiler adds in a tree and has no registers for its leaves
@@ -378,9 +381,9 @@ KV_INLINE Sums4 dot4_u4(Sums4 sum, I w, I x4) {
 #endif
 }
 
-// 8-bit weights stored as w + 128.  The sum is too large by kExcess8 * sum(x): AVX-512 multiplies
+// 8-bit weights stored as w + 128.  The sum is too large by kExcess8 * sum(x): VNNI multiplies
 // unsigned by signed, the others go back to signed weights first.
-#if defined(KVSERVE_AVX512)
+#if defined(KVSERVE_AVX512) || defined(KVSERVE_AVXVNNI)
 constexpr int32_t kExcess8 = 128;
 #else
 constexpr int32_t kExcess8 = 0;
@@ -389,6 +392,8 @@ constexpr int32_t kExcess8 = 0;
 KV_INLINE I dot4_u8(I sum, I w, I x4) {
 #if defined(KVSERVE_AVX512)
   return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x4);
+#elif defined(KVSERVE_AVXVNNI)
+  return (I)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x4);
 #elif defined(KVSERVE_AVX2)
   // maddubs saturates at 16 bits: |w| <= 128 and |x| <= 127 keep a pair at 32512.
   const __m256i ws = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(-128));

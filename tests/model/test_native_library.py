@@ -18,7 +18,7 @@ from model.native_library import (
 @pytest.fixture(autouse=True)
 def _built() -> None:
     try:
-        native_library.best_instruction_set()
+        native_library.supported_instruction_sets()
     except NativeUnavailableError as error:
         pytest.skip(str(error))
 
@@ -28,9 +28,7 @@ def test_the_best_is_chosen() -> None:
     kernels, status = load_kernels(threads=2)
     assert kernels is not None
     assert kernels.instruction_set == status.path
-    assert INSTRUCTION_SETS.index(status.path) >= INSTRUCTION_SETS.index(
-        native_library.best_instruction_set()
-    )
+    assert status.path in native_library.supported_instruction_sets()
     assert "best this processor can run" in status.reason
     assert status.threads == kernels.threads == 2
 
@@ -50,6 +48,21 @@ def test_an_unknown_name_is_refused() -> None:
     """A misspelt name is an error that lists what is known."""
     with pytest.raises(NativeUnavailableError, match="'avx1024'; expected auto, off, amx, avx512"):
         load_kernels("avx1024", threads=1)
+
+
+def test_what_a_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set that this processor cannot run is an error that names the best it can."""
+    monkeypatch.setattr(native_library, "supported_instruction_sets", lambda: ("avx2", "portable"))
+    for name in ("avx512", "avxvnni"):
+        with pytest.raises(NativeUnavailableError, match=f"cannot run {name}; the best .* is avx2"):
+            NativeKernels(name, threads=1)
+
+
+def test_every_processor_runs_the_portable_set() -> None:
+    """What a processor can run is told best first, and ends with what runs on any."""
+    supported = native_library.supported_instruction_sets()
+    assert supported[-1] == "portable"
+    assert list(supported) == [known for known in INSTRUCTION_SETS if known in supported]
 
 
 def test_pools_come_and_go() -> None:
