@@ -18,7 +18,7 @@ from server.config import ServerConfig
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted(path for folder in ("", ".github", "docs") for path in (ROOT / folder).glob("*.md"))
 ROW = re.compile(r"\| (H\d\d) \| [^|]+ \| (.+) \|")
 
 
