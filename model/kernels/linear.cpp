@@ -44,8 +44,8 @@ void run_piece(const Piece& piece, const Piece& next) {
   const TileRange& best = tiles.best(rows);
   const int64_t steps = ceil_div(piece.panels_end - piece.panel, best.panels) *
                         ceil_div(rows, best.height) * std::max<int64_t>(1, layout.groups);
-  // Few rows read as fast as memory gives, which the processor foresees by itself.
-  Ahead ahead{next.data(), best.prepare ? ceil_div(next.bytes(), 64 * steps) : 0};
+  // Not every processor foresees by itself what few rows read, however plain their path.
+  Ahead ahead{next.data(), ceil_div(next.bytes(), 64 * steps)};
   thread_local Scratch scratch;
   for (int64_t panel = piece.panel; panel < piece.panels_end;) {
     const int64_t left = piece.panels_end - panel;
