@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+SCALE_BYTES = 2
+"""Of the scale that belongs to a head of one token in an int8 pool."""
 _HUGE_PAGE = 2 * 2**20
 _GOLDEN_SECTION = (math.sqrt(5) - 1) / 2
 
@@ -39,7 +41,8 @@ class KVCachePool:
         block_size: Tokens in a block, a power of two.
         num_kv_heads: Key/value heads of a layer, Hkv.
         head_dim: Numbers in a head, D.
-        dtype: Type of the stored numbers.
+        dtype: Type of the stored numbers. int8 ones are followed, in each head of each token, by
+            the SCALE_BYTES of the bfloat16 scale by which they are multiplied.
         device: Where the pool lives.
 
     Raises:
@@ -65,9 +68,11 @@ class KVCachePool:
             raise ValueError(f"block_size must be a power of two, but is {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        block_bytes = block_size * num_kv_heads * head_dim * dtype.itemsize
+        self.head_dim = head_dim
+        width = _stored_width(head_dim, dtype)
+        block_bytes = block_size * num_kv_heads * width * dtype.itemsize
         apart = num_blocks + _spare_blocks(num_blocks, block_bytes=block_bytes)
-        shape = (2, num_layers, apart, block_size, num_kv_heads, head_dim)
+        shape = (2, num_layers, apart, block_size, num_kv_heads, width)
         self.storage = _zeros(shape, dtype=dtype, device=torch.device(device))[:, :, :num_blocks]
 
     def keys(self, layer: int) -> Tensor:
@@ -88,7 +93,12 @@ class KVCachePool:
         num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> int:
         """Bytes that one token takes: a key and a value in every head of every layer."""
-        return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+        return 2 * num_layers * num_kv_heads * _stored_width(head_dim, dtype) * dtype.itemsize
+
+
+def _stored_width(head_dim: int, dtype: torch.dtype) -> int:
+    """Elements that a head of one token takes, its scale included."""
+    return head_dim + SCALE_BYTES if dtype == torch.int8 else head_dim
 
 
 def _spare_blocks(num_blocks: int, *, block_bytes: int) -> int:

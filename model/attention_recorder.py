@@ -85,7 +85,7 @@ def record_attention(
         token_ids: The text, at least 1 and at most MAX_TOKENS tokens.
         layer: From 0; None is the mean of all layers.
         head: From 0; None is the mean of all heads.
-        like: The storage of the serving cache, whose dtype and device the text's own cache takes.
+        like: A tensor whose dtype and device the text's own cache takes.
 
     Returns:
         The weights (S, S), and the hidden states (S, C) that `Transformer.logits` takes.

@@ -36,6 +36,9 @@ from model.quantization import PackedLinear
 
 Weight = PackedLinear | Tensor
 
+CACHE_FORMATS: Mapping[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""kv_cache_format, by the type of a pool's numbers."""
+
 EMBEDDING = "model.embed_tokens.weight"
 POSITIONS = "model.position_embeddings.weight"
 OUTPUT = "lm_head.weight"
@@ -158,10 +161,9 @@ def _describe_step(tensors: PassTensors, pool: KVCachePool, *, config: ModelConf
     storage = pool.storage
     assert storage[0, 0].is_contiguous()
     assert storage.shape[3] >= 16, "the kernels take 16 neighbouring keys at a time"
-    assert storage.dtype in (torch.float32, torch.bfloat16)
     assert layout.block_table.stride(1) == 1
-    _, num_layers, num_blocks, block_size, kv_heads, head_size = storage.shape
-    assert (num_layers, kv_heads, head_size) == (
+    _, num_layers, num_blocks, block_size, kv_heads, _ = storage.shape
+    assert (num_layers, kv_heads, pool.head_dim) == (
         config.num_layers,
         config.num_kv_heads,
         config.head_dim,
@@ -181,10 +183,10 @@ def _describe_step(tensors: PassTensors, pool: KVCachePool, *, config: ModelConf
         first_layer=CacheLayerStruct(
             keys=storage.data_ptr(),
             values=storage.data_ptr() + storage.stride(0) * storage.itemsize,
-            is_bf16=int(storage.dtype == torch.bfloat16),
+            format=CACHE_FORMATS[storage.dtype],
             block_size=block_size,
             kv_heads=kv_heads,
-            head_size=head_size,
+            head_size=pool.head_dim,
         ),
         layer_bytes=storage.stride(1) * storage.itemsize,
         blocks=num_blocks,

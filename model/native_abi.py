@@ -32,7 +32,7 @@ class CacheLayerStruct(ctypes.Structure):
     _fields_: ClassVar = [
         ("keys", c_void_p),
         ("values", c_void_p),
-        ("is_bf16", c_int32),
+        ("format", c_int32),
         ("block_size", c_int32),
         ("kv_heads", c_int32),
         ("head_size", c_int32),

@@ -6,6 +6,7 @@ requests that go on, is not written again. Owned by an executor.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -123,7 +124,9 @@ class BatchBuffers:
 
 
 def select_rows(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """The rows (R, C) of hidden states (N, C), in order."""
-    if len(rows) == hidden.shape[0]:
-        return hidden
+    """The given rows (R, C) of hidden states (N, C)."""
+    if not rows:
+        return hidden[:0]
+    if rows[-1] - rows[0] == len(rows) - 1 and all(map(operator.lt, rows, rows[1:])):
+        return hidden[rows[0] : rows[-1] + 1]
     return hidden.index_select(0, torch.tensor(rows, dtype=torch.int64, device=hidden.device))

@@ -32,6 +32,13 @@ class PassLimits:
     """Blocks of the pool, the padding block included."""
     block_size: int
     """Tokens in a block."""
+    max_drafts: int = 0
+    """Most drafted tokens in one pass; their rows' logits are wanted beside one of each request."""
+
+    @property
+    def max_logit_rows(self) -> int:
+        """Most rows whose logits one pass computes."""
+        return min(self.max_num_seqs + self.max_drafts, self.max_num_batched_tokens)
 
     @property
     def max_blocks(self) -> int:
@@ -54,7 +61,7 @@ class FlatBatch(NamedTuple):
     regions: Sequence[Region]
     """(B,) where each request's keys and values live."""
     sample_rows: Sequence[int]
-    """(R,) which of the N rows' logits are wanted, in order, at most one of each request."""
+    """(R,) which of the N rows' logits are wanted, none twice."""
 
 
 class PassOutput(NamedTuple):

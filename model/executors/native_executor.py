@@ -24,7 +24,7 @@ class NativeExecutor:
     Args:
         model: Its packed weights.
         limits: The largest pass, and the size of the pool.
-        dtype: Of the pool, float32 or bfloat16; inside a block the kernels keep their own order.
+        dtype: Of the pool, float32, bfloat16 or int8; the kernels order a block in their own way.
     """
 
     def __init__(self, model: NativeTransformer, *, limits: PassLimits, dtype: torch.dtype) -> None:
@@ -37,7 +37,7 @@ class NativeExecutor:
         self._buffers = BatchBuffers(limits, self.device)
         # Memory that the system has to clear for each step anew costs more than what it is for.
         self._hidden = torch.empty(limits.max_num_batched_tokens, model.config.hidden_size)
-        self._logits = torch.empty(limits.max_num_seqs, self.vocab_size)
+        self._logits = torch.empty(limits.max_logit_rows, self.vocab_size)
         self._bound = self._bind(((1,), 1))
 
     def prepare(self, batch: FlatBatch) -> None:

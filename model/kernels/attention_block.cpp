@@ -22,7 +22,7 @@ constexpr int64_t kValueTileKeys = 128;  // their values stay in the first cache
 // ---- scores ----
 
 // p[row][key] = q[row] . key, for V vectors of keys from `vector` on.
-template <bool IsBf16, int R, int V>
+template <int Format, int R, int V>
 void score_tile(const AttentionBlock& block, const SplitSource& source, int64_t row,
                 int64_t vector) {
   F sums[R][V] = {};
@@ -33,11 +33,11 @@ void score_tile(const AttentionBlock& block, const SplitSource& source, int64_t 
   KV_UNROLL
   for (int v = 0; v < V; ++v)
     at[v] = source.keys[(vector + v) / kPieceVectors] +
-            (vector + v) % kPieceVectors * W * (IsBf16 ? 2 : 4);
+            (vector + v) % kPieceVectors * W * element_bytes(Format);
   for (int64_t d = 0; d < head_size; ++d) {
     F keys[V];
     KV_UNROLL
-    for (int v = 0; v < V; ++v) keys[v] = load_element<IsBf16>(at[v] + d * key_bytes);
+    for (int v = 0; v < V; ++v) keys[v] = load_elements<Format>(at[v] + d * key_bytes);
     KV_UNROLL
     for (int r = 0; r < R; ++r) {
       const F x = set1(q[r * q_stride + d]);
@@ -52,26 +52,43 @@ void score_tile(const AttentionBlock& block, const SplitSource& source, int64_t 
     for (int v = 0; v < V; ++v) store(p + r * kSplitKeys + v * W, sums[r][v]);
 }
 
-template <bool IsBf16, int V, int Most = kTileRows>
+template <int Format, int V, int Most = kTileRows>
 void score_rows(const AttentionBlock& block, const SplitSource& source, int64_t row,
                 int64_t vector) {
   if constexpr (Most > 0) {
     for (; block.rows() - row >= Most; row += Most)
-      score_tile<IsBf16, Most, V>(block, source, row, vector);
-    if (row < block.rows()) score_rows<IsBf16, V, Most - 1>(block, source, row, vector);
+      score_tile<Format, Most, V>(block, source, row, vector);
+    if (row < block.rows()) score_rows<Format, V, Most - 1>(block, source, row, vector);
   }
 }
 
-template <bool IsBf16>
+template <int Format>
 void score(const AttentionBlock& block, const SplitSource& source, Range range) {
   const int64_t end = ceil_div(range.end, W);
   for (int64_t vector = range.begin / W; vector < end;) {
     const int64_t left = end - vector;
     const int64_t vectors = left >= kTileVectors ? kTileVectors : left >= 2 ? 2 : 1;
-    if (vectors == kTileVectors) score_rows<IsBf16, kTileVectors>(block, source, 0, vector);
-    else if (vectors == 2) score_rows<IsBf16, 2>(block, source, 0, vector);
-    else score_rows<IsBf16, 1>(block, source, 0, vector);
+    if (vectors == kTileVectors) score_rows<Format, kTileVectors>(block, source, 0, vector);
+    else if (vectors == 2) score_rows<Format, 2>(block, source, 0, vector);
+    else score_rows<Format, 1>(block, source, 0, vector);
     vector += vectors;
+  }
+}
+
+// ---- scales ----
+
+// Multiplies what stands for the keys of a range, in a row of p, by their scales.
+void scale_row(float* p, Range range, const uint16_t* const* scales) {
+  for (int64_t vector = range.begin / W; vector <= (range.end - 1) / W; ++vector) {
+    const uint16_t* at = scales[vector / kPieceVectors] + vector % kPieceVectors * W;
+    store(p + vector * W, load(p + vector * W) * load_bf16(at));
+  }
+}
+
+void scale_rows(const AttentionBlock& block, const uint16_t* const* scales) {
+  for (int64_t row = 0; row < block.rows(); ++row) {
+    const Range range = block.range_of(row / block.group);
+    if (!range.empty()) scale_row(block.p + row * kSplitKeys, range, scales);
   }
 }
 
@@ -126,10 +143,10 @@ void weigh(const AttentionBlock& block) {
 // ---- values ----
 
 // o[row] += sum over the keys of p[row][key] value[key], for V vectors of dimensions from d on.
-template <bool IsBf16, int R, int V>
+template <int Format, int R, int V>
 void add_tile(const AttentionBlock& block, const SplitSource& source, int64_t row, Range keys,
               int64_t d) {
-  constexpr int64_t element = IsBf16 ? 2 : 4;
+  constexpr int64_t element = element_bytes(Format);
   const int64_t width = block.width(), value_bytes = source.value_bytes;
   float* o = block.o + row * width + d;
   const float* p = block.p + row * kSplitKeys;
@@ -144,7 +161,7 @@ void add_tile(const AttentionBlock& block, const SplitSource& source, int64_t ro
     for (; j < end; ++j, at += value_bytes) {
       F values[V];
       KV_UNROLL
-      for (int v = 0; v < V; ++v) values[v] = load_element<IsBf16>(at + v * W * element);
+      for (int v = 0; v < V; ++v) values[v] = load_elements<Format>(at + v * W * element);
       KV_UNROLL
       for (int r = 0; r < R; ++r) {
         const F x = set1(p[r * kSplitKeys + j]);
@@ -159,57 +176,59 @@ void add_tile(const AttentionBlock& block, const SplitSource& source, int64_t ro
     for (int v = 0; v < V; ++v) store(o + r * width + v * W, sums[r][v]);
 }
 
-template <bool IsBf16, int Most = kTileRows>
+template <int Format, int Most = kTileRows>
 void add_rows(const AttentionBlock& block, const SplitSource& source, int64_t row, int64_t end,
               Range keys) {
   if constexpr (Most > 0) {
     for (; end - row >= Most; row += Most) {
       int64_t d = 0;
       for (; d + kTileVectors * W <= block.width(); d += kTileVectors * W)
-        add_tile<IsBf16, Most, kTileVectors>(block, source, row, keys, d);
+        add_tile<Format, Most, kTileVectors>(block, source, row, keys, d);
       for (; d < block.width(); d += W)
-        add_tile<IsBf16, Most, 1>(block, source, row, keys, d);
+        add_tile<Format, Most, 1>(block, source, row, keys, d);
     }
-    if (row < end) add_rows<IsBf16, Most - 1>(block, source, row, end, keys);
+    if (row < end) add_rows<Format, Most - 1>(block, source, row, end, keys);
   }
 }
 
 // The keys that one token sees and others do not.
-template <bool IsBf16>
+template <int Format>
 void add_of_token(const AttentionBlock& block, const SplitSource& source, int64_t token,
                   Range keys) {
   if (!keys.empty())
-    add_rows<IsBf16>(block, source, token * block.group, (token + 1) * block.group, keys);
+    add_rows<Format>(block, source, token * block.group, (token + 1) * block.group, keys);
 }
 
 // Only what a row sees is ever multiplied: zero times the NaN of another request is NaN.
-template <bool IsBf16>
+template <int Format>
 void add_values(const AttentionBlock& block, const SplitSource& source) {
   std::fill(block.o, block.o + block.rows() * block.width(), 0.0f);
   Range common{block.range_of(block.tokens - 1).begin, block.range_of(0).end};
   if (common.empty()) common = {kSplitKeys, kSplitKeys};
   for (int64_t token = 0; token < block.tokens; ++token) {
     const Range range = block.range_of(token);
-    add_of_token<IsBf16>(block, source, token,
+    add_of_token<Format>(block, source, token,
                          {range.begin, std::min(range.end, common.begin)});
   }
   for (int64_t begin = common.begin; begin < common.end;) {
     const int64_t end = std::min(common.end, (begin / kValueTileKeys + 1) * kValueTileKeys);
-    add_rows<IsBf16>(block, source, 0, block.rows(), {begin, end});
+    add_rows<Format>(block, source, 0, block.rows(), {begin, end});
     begin = end;
   }
   for (int64_t token = 0; token < block.tokens; ++token) {
     const Range range = block.range_of(token);
-    add_of_token<IsBf16>(block, source, token, {std::max(range.begin, common.end), range.end});
+    add_of_token<Format>(block, source, token, {std::max(range.begin, common.end), range.end});
   }
 }
 
-template <bool IsBf16>
+template <int Format>
 void attend_as(const AttentionBlock& block, const SplitSource& source) {
   const Range range{block.range_of(0).begin, block.range_of(block.tokens - 1).end};
-  if (!range.empty()) score<IsBf16>(block, source, range);
+  if (!range.empty()) score<Format>(block, source, range);
+  if (source.is_scaled) scale_rows(block, source.key_scales);
   weigh(block);
-  add_values<IsBf16>(block, source);
+  if (source.is_scaled) scale_rows(block, source.value_scales);
+  add_values<Format>(block, source);
 }
 
 }  // namespace
@@ -217,8 +236,11 @@ void attend_as(const AttentionBlock& block, const SplitSource& source) {
 int64_t rows_of_a_pass() { return kTileRows; }
 
 void attend(const AttentionBlock& block, const SplitSource& source) {
-  if (source.is_bf16) attend_as<true>(block, source);
-  else attend_as<false>(block, source);
+  switch (source.format) {
+    case KV_CACHE_INT8: return attend_as<KV_CACHE_INT8>(block, source);
+    case KV_CACHE_BFLOAT16: return attend_as<KV_CACHE_BFLOAT16>(block, source);
+    default: return attend_as<KV_CACHE_FLOAT32>(block, source);
+  }
 }
 
 MergeFactors merge_factors(F old_max, F new_max) {

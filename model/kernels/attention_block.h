@@ -3,7 +3,8 @@
 // Responsible for: scores, softmax and weighted values, in an order that a row's position alone
 // decides.  Per row: a score is a sum over the dimensions in ascending order; weights are powers of
 // two of what a score lies below the split's largest; their sum runs over every W-th key and then
-// over the lanes; an output is a sum over the keys in ascending order.  How rows, keys and
+// over the lanes; an output is a sum over the keys in ascending order.  Scales of an int8 cache are
+// multiplied in once a key: into its score, and into its weight once that is in the sum.  How rows, keys and
 // dimensions are tiled changes none of it.
 #pragma once
 

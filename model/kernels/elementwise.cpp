@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "cache_layout.h"
 #include "matrix.h"
 #include "pool_handle.h"
 #include "simd.h"
@@ -93,36 +95,69 @@ void rotary_angles(int64_t position, const float* frequencies, int64_t half, flo
 }
 
 namespace {
-// Writes x (n) to every `step`-th element from `at` on.
-void write_strided(void* base, int32_t is_bf16, int64_t at, int64_t step, const float* x,
-                   int64_t n) {
-  if (is_bf16) {
-    uint16_t* out = static_cast<uint16_t*>(base) + at;
+// The int8 form of x (n), at most 127 scales each: returns the scale, and what divides by it.
+struct Int8Scale {
+  uint16_t scale;
+  float inverse;
+};
+Int8Scale int8_scale(const float* x, int64_t n) {
+  float largest = 0.0f;
+  bool is_finite = true;
+  for (int64_t i = 0; i < n; ++i) {
+    const float size = std::fabs(x[i]);
+    largest = std::max(largest, size);
+    is_finite &= size <= std::numeric_limits<float>::max();
+  }
+  // What is not finite stays so for whoever reads it, and nobody else.
+  if (!is_finite) return {float_to_bf16(std::numeric_limits<float>::quiet_NaN()), 0.0f};
+  uint16_t scale = float_to_bf16(largest / 127.0f);
+  if (bf16_to_float(scale) * 127.0f < largest) ++scale;  // rounded up: nothing is cut off
+  const float value = bf16_to_float(scale);
+  return {scale, value >= std::numeric_limits<float>::min() ? 1.0f / value : 0.0f};
+}
+
+// Writes x (n) to every `step`-th number from `at` on, and in the int8 format its scale.
+void write_strided(int32_t format, char* head, int64_t at, int64_t step, uint16_t* scale,
+                   const float* x, int64_t n) {
+  if (format == KV_CACHE_INT8) {
+    const Int8Scale found = int8_scale(x, n);
+    *scale = found.scale;
+    int8_t* out = reinterpret_cast<int8_t*>(head) + at;
+    // Nothing is multiplied by the inverse 0 that is not finite: NaN has no integer.
+    for (int64_t i = 0; i < n; ++i)
+      out[i * step] = found.inverse ? static_cast<int8_t>(std::rint(x[i] * found.inverse)) : 0;
+  } else if (format == KV_CACHE_BFLOAT16) {
+    uint16_t* out = reinterpret_cast<uint16_t*>(head) + at;
     for (int64_t i = 0; i < n; ++i) out[i * step] = float_to_bf16(x[i]);
   } else {
-    float* out = static_cast<float*>(base) + at;
+    float* out = reinterpret_cast<float*>(head) + at;
     for (int64_t i = 0; i < n; ++i) out[i * step] = x[i];
   }
 }
 }  // namespace
 
 void prefetch_cache_row(const kv_cache_layer& cache, int64_t slot) {
-  const int64_t element = cache.is_bf16 ? 2 : 4;
-  const int64_t head_bytes = int64_t{cache.block_size} * cache.head_size * element;
+  const int64_t element = element_bytes(cache.format);
   const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
-  char* keys = static_cast<char*>(cache.keys) + block * cache.kv_heads * head_bytes;
+  const int64_t bytes = cache.kv_heads * head_bytes(cache);
+  char* keys = static_cast<char*>(cache.keys) + block * bytes;
   const int64_t step = std::max<int64_t>(64, cache.block_size * element);
-  for (int64_t at = offset * element; at < cache.kv_heads * head_bytes; at += step)
+  for (int64_t at = offset * element; at < bytes; at += step)
     __builtin_prefetch(keys + at, 1);
 }
 
 void cache_write_row(const kv_cache_layer& cache, const float* k, const float* v, int64_t slot) {
   const int64_t size = cache.block_size, width = cache.head_size;
   const int64_t block = slot / size, offset = slot % size;
+  const int64_t bytes = head_bytes(cache), scales = size * width * element_bytes(cache.format);
   for (int64_t head = 0; head < cache.kv_heads; ++head) {
-    const int64_t at = (block * cache.kv_heads + head) * width * size;
-    write_strided(cache.keys, cache.is_bf16, at + offset, size, k + head * width, width);
-    write_strided(cache.values, cache.is_bf16, at + offset * width, 1, v + head * width, width);
+    const int64_t at = (block * cache.kv_heads + head) * bytes;
+    char* keys = static_cast<char*>(cache.keys) + at;
+    char* values = static_cast<char*>(cache.values) + at;
+    write_strided(cache.format, keys, offset, size,
+                  reinterpret_cast<uint16_t*>(keys + scales) + offset, k + head * width, width);
+    write_strided(cache.format, values, offset * width, 1,
+                  reinterpret_cast<uint16_t*>(values + scales) + offset, v + head * width, width);
   }
 }
 

@@ -40,10 +40,13 @@ typedef struct {
 // Keys and values of one layer inside the pool.  A block has as many elements as the pool's shape
 // says, but the kernels divide it by head first, so that an item of attention reads without gaps:
 // keys (blocks, kv_heads, head_size, block_size), values (blocks, kv_heads, block_size, head_size).
+// In the int8 format the numbers of a block's head are followed by a bfloat16 scale per token.
+enum kv_cache_format { KV_CACHE_FLOAT32 = 0, KV_CACHE_BFLOAT16 = 1, KV_CACHE_INT8 = 2 };
+
 typedef struct {
   void* keys;          // of this layer
   void* values;
-  int32_t is_bf16;     // else float32
+  int32_t format;      // a kv_cache_format
   int32_t block_size;  // a power of two, at least 16
   int32_t kv_heads;
   int32_t head_size;

@@ -13,7 +13,7 @@ const int64_t kLayouts[] = {
     AT(kv_matrix, out_features), AT(kv_matrix, data), AT(kv_matrix, bias),
 
     sizeof(kv_cache_layer), AT(kv_cache_layer, keys), AT(kv_cache_layer, values),
-    AT(kv_cache_layer, is_bf16), AT(kv_cache_layer, block_size), AT(kv_cache_layer, kv_heads),
+    AT(kv_cache_layer, format), AT(kv_cache_layer, block_size), AT(kv_cache_layer, kv_heads),
     AT(kv_cache_layer, head_size),
 
     sizeof(kv_batch), AT(kv_batch, requests), AT(kv_batch, query_starts), AT(kv_batch, key_lengths),

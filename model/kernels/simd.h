@@ -60,6 +60,11 @@ KV_INLINE void store_as(void* p, Vector v) {
 KV_INLINE F load(const float* p) { return load_as<F>(p); }
 KV_INLINE void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
 
+KV_INLINE F load_int8(const int8_t* p) {
+  typedef int8_t Bytes __attribute__((vector_size(W)));
+  return __builtin_convertvector(load_as<Bytes>(p), F);
+}
+
 // The first `n` lanes, n < W; the others are zero.
 KV_INLINE F load_partial(const float* p, int64_t n) {
 #if defined(KVSERVE_AVX512)

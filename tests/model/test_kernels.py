@@ -140,10 +140,21 @@ def request(
     )
 
 
+def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values (S, Hkv, D) as a cache of a type gives them back."""
+    if dtype != torch.int8:
+        return x.to(dtype)
+    exact = x.abs().amax(-1, keepdim=True) / 127
+    scale = exact.bfloat16()
+    too_small = scale.float() < exact
+    scale = torch.where(too_small, (scale.view(torch.int16) + 1).view(torch.bfloat16), scale)
+    return (x * (1 / scale.float())).round() * scale.float()
+
+
 def exact_attention(r: Request, *, window: int, dtype: torch.dtype) -> Tensor:
     """Softmax attention in float64 over keys and values as the cache stores them."""
     num_queries, heads, head_size = r.q.shape
-    k, v = (t.to(dtype).double().repeat_interleave(heads // t.shape[1], 1) for t in (r.k, r.v))
+    k, v = (stored(t, dtype).double().repeat_interleave(heads // t.shape[1], 1) for t in (r.k, r.v))
     scores = torch.einsum("thd,shd->hts", r.q.double(), k) * head_size**-0.5
     position = torch.arange(len(k) - num_queries, len(k))[:, None]
     key = torch.arange(len(k))
@@ -158,12 +169,12 @@ HEADS = [(9, 3, 64), (4, 1, 256), (4, 4, 32), (14, 2, 8), (2, 2, 20), (71, 1, 16
 LENGTHS = [(1, 1), (5, 5), (33, 1), (40, 40), (300, 17), (700, 1), (530, 530), (257, 2)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_size"), HEADS)
 def test_attention_equals_float64(
     pools: list[NativeKernels], dtype: torch.dtype, heads: int, kv_heads: int, head_size: int
 ) -> None:
-    """Ragged requests, grouped heads, windows and both cache types agree with plain softmax."""
+    """Ragged requests, grouped heads, windows and all cache types agree with plain softmax."""
     requests = [
         request(s, t, heads=heads, kv_heads=kv_heads, head_size=head_size, seed=i)
         for i, (s, t) in enumerate(LENGTHS)
@@ -175,10 +186,16 @@ def test_attention_equals_float64(
             torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=3e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (4, 1, 48), (2, 2, 20)])
 def test_attention_row_is_the_same_however_it_came(
-    pools: list[NativeKernels], window: int, heads: int, kv_heads: int, head_size: int
+    pools: list[NativeKernels],
+    dtype: torch.dtype,
+    window: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
 ) -> None:
     """A token attends to the same bits alone, in any chunk, crowd, block size or place."""
     whole = request(600, 600, heads=heads, kv_heads=kv_heads, head_size=head_size, seed=1)
@@ -186,7 +203,7 @@ def test_attention_row_is_the_same_however_it_came(
         request(s, t, heads=heads, kv_heads=kv_heads, head_size=head_size, seed=10 + s)
         for s, t in ((1, 1), (77, 3), (300, 1), (50, 50))
     ]
-    (reference,) = call.attention(pools[0], [whole], window=window)
+    (reference,) = call.attention(pools[0], [whole], window=window, dtype=dtype)
     for kernels in pools:
         for start, end in [(0, 1), (0, 7), (30, 34), (255, 256), (256, 257), (250, 300),
                            (511, 600), (599, 600), (1, 600)]:  # fmt: skip
@@ -196,10 +213,35 @@ def test_attention_row_is_the_same_however_it_came(
                     kernels,
                     [*crowd, chunk],
                     window=window,
+                    dtype=dtype,
                     block_size=block_size,
                     seed=start + block_size,
                 )
                 assert torch.equal(out, reference[start:end])
+
+
+def test_an_int8_cache_is_within_half_a_scale(pools: list[NativeKernels]) -> None:
+    """Each number comes back as near as its head's largest allows; zeros stay zeros."""
+    r = request(40, 1, heads=2, kv_heads=2, head_size=20, seed=3)
+    r.k[5] = 0.0
+    r.v[7, 1] *= 1e-30
+    paged = call.place(pools[1], [r], block_size=16, dtype=torch.int8)
+    blocks = paged.block_table[0]
+    for got, source in ((paged.keys_by_token, r.k), (paged.values_by_token, r.v)):
+        error = (got[blocks].flatten(0, 1)[:40] - source).abs()
+        assert (error <= 0.505 * source.abs().amax(-1, keepdim=True) / 127).all()
+
+
+def test_what_is_not_finite_stays_so_in_an_int8_cache(pools: list[NativeKernels]) -> None:
+    """A request whose keys are not finite gets no number, and its neighbours get theirs."""
+    sound = request(40, 3, heads=2, kv_heads=2, head_size=16, seed=4)
+    broken = request(40, 3, heads=2, kv_heads=2, head_size=16, seed=5)
+    broken.k[39, :, 2] = torch.inf
+    (alone,) = call.attention(pools[0], [sound], dtype=torch.int8)
+    out, lost = call.attention(pools[0], [sound, broken], dtype=torch.int8)
+    assert torch.equal(out, alone)
+    assert lost[2].isnan().all()
+    assert lost[:2].isfinite().all()
 
 
 def test_attention_of_equal_keys_is_the_mean(pools: list[NativeKernels]) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cache.pool import SCALE_BYTES
+from model.native import CACHE_FORMATS
 from model.native_abi import BatchStruct, CacheLayerStruct
 from model.native_library import NativeKernels
 from model.quantization import PackedLinear
@@ -137,30 +139,45 @@ class Paged:
     keys: Tensor  # (blocks, block_size, Hkv, D) for its size; the kernels divide a block by head
     values: Tensor
     block_table: Tensor
+    head_size: int
 
     @property
     def keys_by_token(self) -> Tensor:
         """The keys as (blocks, block_size, Hkv, D)."""
-        blocks, block_size, kv_heads, head_size = self.keys.shape
-        return self.keys.view(blocks, kv_heads, head_size, block_size).permute(0, 3, 1, 2)
+        blocks, block_size, kv_heads, _ = self.keys.shape
+        by_head, scales = self._numbers(self.keys)
+        by_token = by_head.view(blocks, kv_heads, self.head_size, block_size).permute(0, 3, 1, 2)
+        return by_token if scales is None else by_token * scales
 
     @property
     def values_by_token(self) -> Tensor:
         """The values as (blocks, block_size, Hkv, D)."""
-        blocks, block_size, kv_heads, head_size = self.values.shape
-        return self.values.view(blocks, kv_heads, block_size, head_size).transpose(1, 2)
+        blocks, block_size, kv_heads, _ = self.values.shape
+        by_head, scales = self._numbers(self.values)
+        by_token = by_head.view(blocks, kv_heads, block_size, self.head_size).transpose(1, 2)
+        return by_token if scales is None else by_token * scales
+
+    def _numbers(self, stored: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The numbers (blocks, Hkv, bs * D) and, in int8, the scales (blocks, bs, Hkv, 1)."""
+        blocks, block_size, kv_heads, _ = stored.shape
+        by_head = stored.view(blocks, kv_heads, -1)
+        if stored.dtype != torch.int8:
+            return by_head, None
+        numbers, scales = by_head.split([block_size * self.head_size, 2 * block_size], 2)
+        widened = scales.contiguous().view(torch.bfloat16).float()
+        return numbers.contiguous().float(), widened.transpose(1, 2).unsqueeze(-1)
 
     @property
     def layer(self) -> CacheLayerStruct:
         """Describe it to the kernels."""
-        _, block_size, kv_heads, head_size = self.keys.shape
+        _, block_size, kv_heads, _ = self.keys.shape
         return CacheLayerStruct(
             keys=self.keys.data_ptr(),
             values=self.values.data_ptr(),
-            is_bf16=int(self.keys.dtype == torch.bfloat16),
+            format=CACHE_FORMATS[self.keys.dtype],
             block_size=block_size,
             kv_heads=kv_heads,
-            head_size=head_size,
+            head_size=self.head_size,
         )
 
 
@@ -176,10 +193,13 @@ def place(
     counts = [-(-len(request.k) // block_size) for request in requests]
     total = sum(counts) + 3
     _, kv_heads, head_size = requests[0].k.shape
-    keys = torch.full((total, block_size, kv_heads, head_size), torch.nan, dtype=dtype)
+    if dtype == torch.int8:  # bytes of ones are NaN as a scale
+        keys = torch.full((total, block_size, kv_heads, head_size + SCALE_BYTES), -1, dtype=dtype)
+    else:
+        keys = torch.full((total, block_size, kv_heads, head_size), torch.nan, dtype=dtype)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
     table = torch.zeros(len(requests), max(counts), dtype=torch.int64)
-    paged = Paged(keys, keys.clone(), table)
+    paged = Paged(keys, keys.clone(), table, head_size)
     for row, (request, count) in enumerate(zip(requests, counts, strict=True)):
         blocks = [order.pop() for _ in range(count)]
         table[row, :count] = torch.tensor(blocks)
