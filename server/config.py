@@ -76,6 +76,8 @@ class EngineConfig(BaseSettings):
     """Round the matrices to groups of 8 or 4 bits as they are loaded."""
     kv_cache_memory: Bytes = None
     """Bytes of the KV cache, such as 2GiB; auto follows the memory limit."""
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    """Of keys and values; auto is the model's. int8 holds twice the tokens in the same memory."""
     max_model_len: AutoInt = None
     """The longest sequence, prompt and answer together; auto is the model's context."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 32
@@ -86,6 +88,9 @@ class EngineConfig(BaseSettings):
     """Tokens in a block of the KV cache; a power of two."""
     prefix_caching: bool = True
     """Whether requests with the same beginning share its keys and values."""
+    speculative: Literal["off", "ngram"] = "off"
+    """Guess several tokens a step and check them in one pass, which changes no answer: ngram finds
+    them in the request's own text."""
 
 
 class ServerConfig(EngineConfig):

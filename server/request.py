@@ -150,6 +150,10 @@ class Request:
     num_cached_tokens: int = field(default=0, init=False)
     """Prompt tokens that were found in the cache at first admission."""
     num_preemptions: int = field(default=0, init=False)
+    num_drafted_tokens: int = field(default=0, init=False)
+    """Tokens that were guessed ahead and checked."""
+    num_accepted_tokens: int = field(default=0, init=False)
+    """Those of them that it then said."""
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list, init=False)
     """Filled in order of position; the first token has none."""
 
@@ -193,3 +197,6 @@ class RequestOutput(NamedTuple):
     """A sentence for the client when finish_reason is REFUSED or ERROR."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     """Complete, once, in the output that brings the first token (or ends a scoring request)."""
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Of the drafted ones, complete in the last output."""

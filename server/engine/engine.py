@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from server.engine.drafting.draft_budget import MAX_DRAFTS_PER_STEP
 from server.engine.output_processor import OutputProcessor
-from server.engine.planning.batch import Batch, ScheduledRequest
+from server.engine.planning.batch import Batch, CheckedDraft, ScheduledRequest
 from server.engine.runner import ModelRunner
 from server.engine.sampler import Sampler, SamplerOutput
 from server.engine.sampling.token_masks import TokenMasks
@@ -65,6 +67,7 @@ class Engine:
         self._output_processor = output_processor
         self._record_attention = record_attention
         self._token_masks = token_masks
+        self._chosen_logits: Tensor | None = None
         self._scored: set[str] = set()  # who wants its prompt's log-probabilities, or nothing else
 
     @property
@@ -98,9 +101,11 @@ class Engine:
             return []
         self._token_masks.begin(batch.sampling_requests)
         output = self._runner.submit(batch).result()
-        sampled = self._sample(batch, output.logits)
+        requests = batch.sampling_requests
+        sampled = self._sample(requests, output.logits[: len(requests)])
         self.scheduler.commit(batch)
-        return self._score_prompts(batch, output.hidden) + self._emit(batch, sampled)
+        outputs = self._score_prompts(batch, output.hidden) + self._emit(requests, sampled)
+        return outputs + self._follow(batch.drafts, output.logits) if batch.drafts else outputs
 
     def generate(self, requests: Sequence[Request]) -> list[RequestOutput]:
         """Run these requests to their ends and return all outputs, for use without a server."""
@@ -139,12 +144,17 @@ class Engine:
         self.generate([Request(request_id="warm-up", token_ids=[0, 0], params=params)])
         self.scheduler.manager.reset_prefix_cache()
 
-    def _sample(self, batch: Batch, logits: Tensor) -> SamplerOutput | None:
-        """Choose a token for each request that has caught up; None if there is none."""
-        if not batch.sampling_requests:
+    def _sample(self, requests: list[Request], logits: Tensor) -> SamplerOutput | None:
+        """Choose a token for each of these requests; None if there is none.
+
+        Args:
+            requests: (B,) that have caught up.
+            logits: (B, V) what the model foretells for them.
+        """
+        if not requests:
             return None
         allowed = self._token_masks.finish()
-        sampled = self._sampler.sample(logits, batch.sampling_requests, allowed=allowed.words)
+        sampled = self._sampler.sample(logits, requests, allowed=allowed.words)
         if allowed.failed:
             sampled.failed.update(allowed.failed)
         return sampled
@@ -185,13 +195,42 @@ class Engine:
                 logits, targets, num_top=request.params.prompt_logprobs or 0
             )
 
-    def _emit(self, batch: Batch, sampled: SamplerOutput | None) -> list[RequestOutput]:
+    def _follow(self, drafts: list[CheckedDraft], logits: Tensor) -> list[RequestOutput]:
+        """Let requests whose drafts come true go on, each by one token at a time.
+
+        A token is chosen just as if it were the only one of its step, from logits that are the same
+        to the bit, so nothing that was done to a request ever has to be undone.
+        """
+        outputs: list[RequestOutput] = []
+        true = [draft for draft in drafts if draft.came_true]
+        while true:
+            for draft in true:
+                self.scheduler.accept(draft)
+            requests = [draft.request for draft in true]
+            self._token_masks.begin(requests)
+            rows = [draft.first_row + draft.num_accepted - 1 for draft in true]
+            outputs += self._emit(requests, self._sample(requests, self._rows_of(logits, rows)))
+            true = [draft for draft in true if draft.came_true]
+        for draft in drafts:
+            self.scheduler.settle(draft)
+        return outputs
+
+    def _rows_of(self, logits: Tensor, rows: list[int]) -> Tensor:
+        """Some rows (R, V) of logits, in memory that is used again."""
+        if len(rows) == 1:
+            return logits[rows[0] : rows[0] + 1]
+        if self._chosen_logits is None:
+            self._chosen_logits = logits.new_empty(MAX_DRAFTS_PER_STEP, logits.shape[1])
+        index = torch.tensor(rows, device=logits.device)
+        return torch.index_select(logits, 0, index, out=self._chosen_logits[: len(rows)])
+
+    def _emit(self, requests: list[Request], sampled: SamplerOutput | None) -> list[RequestOutput]:
         """Hand each chosen token to its request; end those that are done."""
         if sampled is None:
             return []
         return [
             self._finish(request, self._output(request, sampled, row))
-            for row, request in enumerate(batch.sampling_requests)
+            for row, request in enumerate(requests)
             if request.status is RequestStatus.RUNNING  # scoring may have ended it
         ]
 

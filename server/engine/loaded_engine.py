@@ -22,6 +22,8 @@ from model.formats.loader import LoadedModel, Progress, load_model, resolve_mode
 from model.native_library import NativeStatus, load_kernels
 from model.tokenizer import Tokenizer
 from server.config import EngineConfig
+from server.engine.drafting.draft_budget import MAX_DRAFTS_PER_STEP, DraftBudget
+from server.engine.drafting.drafter import Drafter, NgramDrafter
 from server.engine.engine import Engine
 from server.engine.engine_info import EngineInfo
 from server.engine.grammars.grammar import GrammarCompiler
@@ -35,6 +37,7 @@ from server.engine.sampling.token_masks import TokenMasks
 from server.engine.scheduler import Scheduler
 from server.engine.scheduler_observer import TimelineObserver
 from server.engine.timeline import Timeline
+from server.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +80,8 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
     )
     if loaded.native:  # torch does little then, and its waiting threads would take processors
         torch.set_num_threads(1)
-    plan = _plan_cache(loaded, config)
+    cache_dtype = _cache_dtype(loaded, config)
+    plan = _plan_cache(loaded, config, dtype=cache_dtype)
     logger.info(plan.describe())
     limits = PassLimits(
         max_num_seqs=config.max_num_seqs,
@@ -85,8 +89,9 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         max_model_len=plan.max_model_len,
         num_blocks=plan.num_blocks + 1,  # and the padding block
         block_size=plan.block_size,
+        max_drafts=0 if config.speculative == "off" else MAX_DRAFTS_PER_STEP,
     )
-    executor = make_executor(loaded, limits=limits)
+    executor = make_executor(loaded, limits=limits, cache_dtype=cache_dtype)
     manager = KVCacheManager(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
@@ -98,11 +103,13 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         weights_bytes=loaded.num_bytes,
         cache_bytes_per_token=plan.bytes_per_token,
     )
+    pace = _pace(loaded, cost)
     engine = Engine(
         Scheduler(
             manager,
             observer=TimelineObserver(timeline, prefix_caching=manager.prefix_caching),
-            pace=_pace(loaded, cost),
+            pace=pace,
+            drafter=_drafter(config, pace),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
@@ -115,7 +122,11 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
             kernels=kernels if loaded.native else None,
         ),
         output_processor=OutputProcessor(loaded.tokenizer, loaded.eos_token_ids),
-        record_attention=partial(record_attention, loaded.model, like=executor.pool.storage),
+        record_attention=partial(
+            record_attention,
+            loaded.model,
+            like=torch.empty(0, dtype=loaded.dtype, device=loaded.device),
+        ),
         token_masks=TokenMasks(loaded.config.vocab_size),
     )
     engine.warm_up()
@@ -134,14 +145,34 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
     )
 
 
-def _plan_cache(loaded: LoadedModel, config: EngineConfig) -> CachePlan:
+def _cache_dtype(loaded: LoadedModel, config: EngineConfig) -> torch.dtype:
+    """The type of keys and values that was asked for, if what runs the model can keep it."""
+    if config.kv_cache_dtype == "auto":
+        return loaded.dtype
+    dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
+    if loaded.native is None and dtype != loaded.dtype:
+        raise ConfigurationError(
+            f"--kv-cache-dtype {config.kv_cache_dtype} needs the native kernels; on the torch path "
+            f"the cache has the model's own type, {str(loaded.dtype).removeprefix('torch.')}"
+        )
+    return dtype
+
+
+def _drafter(config: EngineConfig, pace: Pace) -> Drafter | None:
+    """What guesses tokens, if anything does."""
+    if config.speculative == "off":
+        return None
+    return NgramDrafter(DraftBudget(pace.step_tokens))
+
+
+def _plan_cache(loaded: LoadedModel, config: EngineConfig, *, dtype: torch.dtype) -> CachePlan:
     """Decide how large the cache beside the weights is."""
     model = loaded.config
     on_gpu = loaded.device.type == "cuda"
     return plan_cache(
         weights_bytes=loaded.num_bytes,
         bytes_per_token=KVCachePool.bytes_per_token(
-            model.num_layers, model.num_kv_heads, model.head_dim, loaded.dtype
+            model.num_layers, model.num_kv_heads, model.head_dim, dtype
         ),
         memory=config.kv_cache_memory,
         available=torch.cuda.mem_get_info()[0] if on_gpu else available_memory(),

@@ -114,7 +114,12 @@ class OutputProcessor:
         if num_output_tokens == 1 and request.params.prompt_logprobs is not None:
             output = output._replace(prompt_logprobs=tuple(request.prompt_logprobs))
         if reason is not None:
-            output = output._replace(finish_reason=reason, stop_reason=stop_reason)
+            output = output._replace(
+                finish_reason=reason,
+                stop_reason=stop_reason,
+                num_drafted_tokens=request.num_drafted_tokens,
+                num_accepted_tokens=request.num_accepted_tokens,
+            )
         return output
 
     def _stop_token(

@@ -48,12 +48,13 @@ def _flatten(batch: Batch) -> FlatBatch:
     input_ids: list[int] = []
     starts: list[int] = []
     regions: list[Region] = []
-    for request, start, count, _ in batch.scheduled:
+    for request, start, count, _, draft in batch.scheduled:
         token_ids = request.token_ids
         if count == 1:
             input_ids.append(token_ids[start])
         else:
-            input_ids += token_ids[start : start + count]
+            input_ids += token_ids[start : start + count - len(draft)]
+            input_ids += draft
         starts.append(start)
         regions.append(_region(request))
     return FlatBatch(input_ids, starts, batch.query_lengths, regions, batch.sample_rows)

@@ -22,7 +22,8 @@ from bisect import insort_left, insort_right
 from collections import Counter
 
 from cache.manager import KVCacheManager, Region
-from server.engine.planning.batch import Batch
+from server.engine.drafting.drafter import Drafter, Drafts
+from server.engine.planning.batch import Batch, CheckedDraft
 from server.engine.planning.pace import Pace
 from server.engine.planning.step_plan import StepPlan
 from server.engine.scheduler_observer import SchedulerObserver
@@ -45,6 +46,7 @@ class Scheduler:
         pace: How much catching up may add to a step in which other requests decode, so that a
             long prompt does not stall their streams.
         observer: Told of every decision; None is nobody.
+        drafter: What guesses the tokens of requests that decode; None decodes one token a step.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Scheduler:
         max_model_len: int,
         pace: Pace = Pace(),  # noqa: B008 - it cannot be changed
         observer: SchedulerObserver | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.manager = manager
         self._max_num_seqs = max_num_seqs
@@ -63,6 +66,8 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._pace = pace
         self._observer = observer
+        self.drafter = drafter
+        """Guesses tokens; `kvserve verify` puts one of its own here."""
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []
         self._running: list[Request] = []
@@ -113,25 +118,31 @@ class Scheduler:
             self._observer.scheduling()
         self._make_room()
         step = StepPlan(self._max_num_batched_tokens, self._pace)
-        catching_up = []
+        decoding: list[Request] = []
+        catching_up: list[Request] = []
         for request in self._running:
-            if request.num_uncomputed_tokens == 1:
-                step.schedule(request, 1)  # nobody starts without a token for all who run
-            else:
-                catching_up.append(request)
+            (decoding if request.num_uncomputed_tokens == 1 else catching_up).append(request)
+        # Nobody starts, and nothing is drafted, without a token for all who run.
+        for request in decoding:
+            step.schedule(request, 1)
         for request in catching_up:
             if (count := step.grant(request)) > 0:
                 step.schedule(request, count)
         self._admit(step)
+        if self.drafter is not None and step.only_decodes:
+            self._add_drafts(step, self.drafter.propose(decoding))
         return step.to_batch()
 
     def commit(self, batch: Batch) -> None:
-        """Record that a batch has been computed; call it before its requests are finished."""
+        """Record that a batch has been computed; call it before its requests are finished.
+
+        Of drafted tokens nothing is recorded yet: see `accept`.
+        """
         block_size = self.manager.block_size
-        for request, start, num_new_tokens, samples in batch.scheduled:
+        for request, start, num_new_tokens, samples, draft in batch.scheduled:
             if request.region is None:  # it was aborted meanwhile
                 continue
-            stop = start + num_new_tokens
+            stop = start + num_new_tokens - len(draft)
             request.num_computed_tokens = stop
             if request.use_cache:
                 if start // block_size < stop // block_size:  # a block is full
@@ -140,6 +151,23 @@ class Scheduler:
                 request.num_computed_tokens = 0  # the next token starts over
         if self._observer:
             self._observer.stepped(batch)
+
+    def accept(self, draft: CheckedDraft) -> None:
+        """Record that a drafted token came true, so that it is computed already."""
+        request, block_size = draft.request, self.manager.block_size
+        assert request.region is not None, "a request that runs has a region"
+        draft.num_accepted += 1
+        request.num_accepted_tokens += 1
+        request.num_computed_tokens += 1
+        if request.num_computed_tokens % block_size == 0:
+            self.manager.commit(request.region, request.token_ids, request.num_computed_tokens)
+
+    def settle(self, draft: CheckedDraft) -> None:
+        """Learn what came of a draft. What was written of the rest will be written over."""
+        assert self.drafter is not None, "it made the draft"
+        if self._observer:
+            self._observer.checked(draft)
+        self.drafter.record(draft.request, drafted=len(draft.draft), accepted=draft.num_accepted)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, running or waiting, and free its part of the cache."""
@@ -151,6 +179,8 @@ class Scheduler:
         self.num_finished[reason] += 1
         if self._observer:
             self._observer.finished(request, reason)
+        if self.drafter is not None:
+            self.drafter.forget(request.request_id)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request in whatever state; None if it is unknown or has ended already."""
@@ -175,6 +205,17 @@ class Scheduler:
                 if self.manager.extend(region, len(request.token_ids)):
                     break
                 self._preempt(self._running[-1])
+
+    def _add_drafts(self, step: StepPlan, drafts: Drafts) -> None:
+        """Let requests of a step compute what is guessed to follow, where there is room for it."""
+        for request, draft in drafts:
+            region = request.region
+            assert region is not None, "whoever decodes has a region"
+            known = len(request.token_ids)
+            # Nobody gives way for a draft, nor does it take the block that another may need next.
+            if self.manager.num_free_blocks > len(self._running):
+                self.manager.extend(region, known + len(draft))
+            step.draft(request, draft[: region.capacity - known])
 
     def _preempt(self, victim: Request) -> None:
         """Take a running request's blocks; it keeps its tokens and waits ahead of its equals."""

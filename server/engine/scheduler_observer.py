@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from server.engine.planning.batch import Batch
+from server.engine.planning.batch import Batch, CheckedDraft
 from server.engine.timeline import Timeline
 from server.request import FinishReason, Request
 
@@ -31,6 +31,9 @@ class SchedulerObserver(Protocol):
 
     def stepped(self, batch: Batch) -> None:
         """A step was computed and its tokens are chosen."""
+
+    def checked(self, draft: CheckedDraft) -> None:
+        """A draft was compared with what its request says."""
 
     def finished(self, request: Request, reason: FinishReason) -> None:
         """A request ended."""
@@ -70,6 +73,10 @@ class TimelineObserver:
     def stepped(self, batch: Batch) -> None:
         """Write down what a step computed, and how long it took."""
         self._timeline.stepped(batch, started=self._step_started, ended=time.monotonic())
+
+    def checked(self, draft: CheckedDraft) -> None:
+        """Write down how much of a draft came true."""
+        self._timeline.checked(draft.request, drafted=len(draft.draft), accepted=draft.num_accepted)
 
     def finished(self, request: Request, reason: FinishReason) -> None:
         """Write down that a request ended."""

@@ -57,6 +57,8 @@ class EventKind(enum.IntEnum):
     PREEMPTED = 5
     """It lost its region, and `start` tokens in it."""
     FINISHED = 6
+    DRAFT = 7
+    """`count` tokens guessed to follow from `start` on were computed, in the step before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ class RequestRecord:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     finish_reason: FinishReason | None = None
     num_events: int = 0
 
@@ -132,6 +136,11 @@ class Totals:
     """Tokens that were looked for in the prefix index when requests were admitted."""
     num_prefix_hit_tokens: int = 0
     """Those that were found."""
+    num_drafts: int = 0
+    num_drafted_tokens: int = 0
+    """Tokens that were guessed ahead and checked."""
+    num_accepted_tokens: int = 0
+    """Those of them that their requests then said."""
     last_step_seconds: float = 0.0
     last_batch_size: int = 0
     last_batch_tokens: int = 0
@@ -214,20 +223,39 @@ class Timeline:
         totals.last_batch_size, totals.last_batch_tokens = batch_size, batch_tokens
         self._step_size_counts[min((batch_tokens - 1).bit_length(), len(STEP_SIZES))] += 1
         seconds, records, running = ended - started, self._records, RequestStatus.RUNNING
-        for request, start, count, samples in batch.scheduled:
+        for request, start, count, samples, draft in batch.scheduled:
             record = records.get(request.request_id)
             if record is None or record.status is not running:
                 continue
-            record.num_computed_tokens = start + count
-            kind = _kind(record, count, samples=samples)
+            known = count - len(draft)
+            record.num_computed_tokens = start + known
+            kind = _kind(record, known, samples=samples)
             if samples:
                 record.num_output_tokens += 1
                 totals.num_generated_tokens += 1
                 if record.first_token_time is None:
                     record.first_token_time = ended
-            self._write(record, (started, seconds, record.serial, kind, start, count, batch_size,
+            self._write(record, (started, seconds, record.serial, kind, start, known, batch_size,
                                  batch_tokens))  # fmt: skip
+            if draft:
+                self._write(record, (ended, 0.0, record.serial, EventKind.DRAFT, start + known,
+                                     len(draft), batch_size, batch_tokens))  # fmt: skip
         self.num_changes += 1
+
+    def checked(self, request: Request, *, drafted: int, accepted: int) -> None:
+        """A request's draft was compared with what it says."""
+        totals = self._totals
+        totals.num_drafts += 1
+        totals.num_drafted_tokens += drafted
+        totals.num_accepted_tokens += accepted
+        totals.num_generated_tokens += accepted
+        record = self._records.get(request.request_id)
+        if record is not None:
+            if record.status is RequestStatus.RUNNING:
+                record.num_computed_tokens = request.num_computed_tokens
+            record.num_output_tokens = request.num_output_tokens
+            record.num_drafted_tokens += drafted
+            record.num_accepted_tokens += accepted
 
     def finished(self, request: Request, reason: FinishReason, *, time: float) -> None:
         """A request ended and has no region any more."""

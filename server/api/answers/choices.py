@@ -106,6 +106,8 @@ class Choice:
         """Whether anything has been shown of it."""
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
+        self.num_drafted_tokens = 0
+        self.num_accepted_tokens = 0
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         """Complete with the first output, if they were computed."""
 
@@ -118,6 +120,8 @@ class Choice:
         _check(output)
         self.num_output_tokens = output.num_output_tokens
         self.num_cached_tokens = output.num_cached_tokens
+        self.num_drafted_tokens = output.num_drafted_tokens
+        self.num_accepted_tokens = output.num_accepted_tokens
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         is_first, self.has_begun = not self.has_begun, True
         text = self._echo(output) + output.text if is_first else output.text

@@ -130,7 +130,7 @@ class Writer(abc.ABC):
         """Token counts so far; each prompt counts once."""
         prompt = sum(len(prompt.token_ids) for prompt in self.call.prompts)
         completion = sum(choice.num_output_tokens for choice in self._choices)
-        return wire_types.Usage(
+        usage = wire_types.Usage(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
@@ -138,6 +138,12 @@ class Writer(abc.ABC):
                 cached_tokens=sum(c.num_cached_tokens for c in self._choices[:: self.call.n])
             ),
         )
+        if drafted := sum(choice.num_drafted_tokens for choice in self._choices):
+            accepted = sum(choice.num_accepted_tokens for choice in self._choices)
+            usage.completion_tokens_details = wire_types.CompletionTokensDetails(
+                accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
+            )
+        return usage
 
     def _common(self) -> dict[str, Any]:
         """What every chunk of a stream repeats."""

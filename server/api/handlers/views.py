@@ -171,6 +171,8 @@ def _describe_request(record: RequestRecord, wall_clock_offset: float) -> dict[s
         "num_output_tokens": record.num_output_tokens,
         "max_tokens": record.max_tokens,
         "num_preemptions": record.num_preemptions,
+        "num_drafted_tokens": record.num_drafted_tokens,
+        "num_accepted_tokens": record.num_accepted_tokens,
     }
 
 
@@ -197,6 +199,8 @@ def _describe_event(event: Event, record: RequestRecord) -> dict[str, object]:
             return {**common, "num_lost_tokens": event.start}
         case EventKind.FINISHED:
             return {**common, "finish_reason": record.finish_reason}
+        case EventKind.DRAFT:
+            return {**common, "start": event.start, "num_drafted_tokens": event.count}
     return {
         **common,
         "milliseconds": round(event.seconds * 1e3, 3),

@@ -72,6 +72,10 @@ def _request_events(history: RequestHistory, row: _Row) -> Iterator[dict[str, ob
             yield row.slice(name, "step", begin=begin, end=free_from, args=_arguments(event))
             yield row.counter(event.num_cache_tokens, at=free_from)
             continue
+        if event.kind is EventKind.DRAFT:
+            arguments = {"start": event.start, "num_tokens": event.count}
+            yield row.event(name, "i", cat="state", s="t", ts=at / 1000, args=arguments)
+            continue
         free_from = max(free_from, at)
         if waiting_since is not None:
             yield row.slice("waiting", "wait", begin=waiting_since, end=free_from)

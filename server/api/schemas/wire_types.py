@@ -17,6 +17,13 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """What became of the tokens that were guessed ahead."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(BaseModel):
     """Token counts of a whole call; choices add up, each prompt counts once."""
 
@@ -24,6 +31,8 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
+    """Only where tokens were guessed ahead."""
 
 
 class CompletionLogprobs(BaseModel):

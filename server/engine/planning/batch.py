@@ -6,10 +6,12 @@ decides nothing and is never changed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from server.request import Request
+from server.request import Request, RequestStatus
 
 
 class ScheduledRequest(NamedTuple):
@@ -19,12 +21,39 @@ class ScheduledRequest(NamedTuple):
     start: int
     num_new_tokens: int
     samples: bool
-    """Whether the last of these tokens is the last known one, so that the next is chosen."""
+    """Whether the last of its known tokens is among these, so that the next is chosen."""
+    draft: Sequence[int] = ()
+    """Tokens guessed to follow the last known one; the last of the new tokens."""
+
+    @property
+    def num_known_tokens(self) -> int:
+        """New tokens that are not drafted."""
+        return self.num_new_tokens - len(self.draft)
 
     @property
     def stop(self) -> int:
-        """The position behind the last new token: what is computed once the step is done."""
-        return self.start + self.num_new_tokens
+        """The position behind the last new token that is known: what the step surely computes."""
+        return self.start + self.num_known_tokens
+
+
+@dataclass(slots=True)
+class CheckedDraft:
+    """A draft while it is compared with what its request says."""
+
+    request: Request
+    draft: Sequence[int]
+    first_row: int
+    """Which of the step's logits foretell what follows the first drafted token."""
+    num_accepted: int = 0
+
+    @property
+    def came_true(self) -> bool:
+        """Whether the next drafted token is what the request has just said."""
+        return (
+            self.request.status is RequestStatus.RUNNING
+            and self.num_accepted < len(self.draft)
+            and self.request.token_ids[-1] == self.draft[self.num_accepted]
+        )
 
 
 class Batch(NamedTuple):
@@ -36,19 +65,29 @@ class Batch(NamedTuple):
     sampling_requests: list[Request]
     """Those whose next token is chosen after this step."""
     sample_rows: list[int]
-    """The rows of the flat batch whose logits choose those tokens, in the same order."""
+    """The rows of the flat batch whose logits choose those tokens, in the same order, and behind
+    them the rows of drafted tokens."""
+    drafts: list[CheckedDraft]
+    """The drafts among them."""
 
     @classmethod
     def of(cls, scheduled: tuple[ScheduledRequest, ...]) -> Batch:
         """The batch of these parts, which are in order."""
         query_lengths, sampling_requests, sample_rows, row = [], [], [], -1
-        for request, _, num_new_tokens, samples in scheduled:
+        drafted: list[tuple[Request, Sequence[int], int]] = []
+        for request, _, num_new_tokens, samples, draft in scheduled:
             query_lengths.append(num_new_tokens)
             row += num_new_tokens
             if samples:
                 sampling_requests.append(request)
-                sample_rows.append(row)
-        return cls(scheduled, tuple(query_lengths), sampling_requests, sample_rows)
+                sample_rows.append(row - len(draft))
+            if draft:
+                drafted.append((request, draft, row))
+        drafts = []
+        for request, draft, last_row in drafted:
+            drafts.append(CheckedDraft(request, draft, len(sample_rows)))
+            sample_rows += range(last_row - len(draft) + 1, last_row + 1)
+        return cls(scheduled, tuple(query_lengths), sampling_requests, sample_rows, drafts)
 
     @property
     def num_tokens(self) -> int:

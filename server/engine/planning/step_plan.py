@@ -6,7 +6,7 @@ scheduler's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from server.engine.planning.batch import Batch, ScheduledRequest
@@ -49,6 +49,21 @@ class StepPlan:
             cost = self._pace.cost(request.num_computed_tokens)
             return min(tokens, max(1, int(self._time_left / cost)))
         return tokens
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether some requests decode, and nobody does anything else."""
+        return bool(self._single) and len(self._single) == self._num_decodes and not self._longer
+
+    def draft(self, request: Request, draft: Sequence[int]) -> None:
+        """Add as much as fits of a draft to the one token of a request that decodes."""
+        draft = draft[: max(0, self._tokens_left)]
+        if draft:
+            index = next(i for i, one in enumerate(self._single) if one.request is request)
+            entry = self._single.pop(index)
+            self._longer.append(entry._replace(num_new_tokens=1 + len(draft), draft=draft))
+            self._tokens_left -= len(draft)
+            request.num_drafted_tokens += len(draft)
 
     def schedule(self, request: Request, count: int) -> None:
         """Add as many tokens as were granted to the batch."""

@@ -8,11 +8,12 @@ tokens and log-probabilities to the last bit. Uses the engine as the server does
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from server.config import EngineConfig
+from server.engine.drafting.drafter import Drafts, may_draft
 from server.engine.loaded_engine import LoadedEngine, build_engine
 from server.request import Request, RequestOutput, SamplingParams, TokenLogprob
 
@@ -163,6 +164,7 @@ class Verification:
             engine = self._engine(threads=1, max_num_batched_tokens=size)
             yield self._compare(f"in chunks of {size}", "chunks", self._one_by_one(engine))
         yield self._preempted()
+        yield self._drafted()
         many = self._engine(threads=self._config.threads)
         threads = many.info.num_threads
         if threads > 1:
@@ -223,6 +225,19 @@ class Verification:
         result = self._compare("preempted, in a tiny cache", "preemption", iter(answers))
         return replace(result, note=f"{loaded.engine.scheduler.num_preemptions} preemptions")
 
+    def _drafted(self) -> TrialResult:
+        """Several tokens a step, guessed from the known answers with every fourth one wrong."""
+        loaded = self._engine(threads=1, speculative="ngram")
+        drafter = ForetellingDrafter(
+            {(*probe.token_ids, *self._alone[probe.name].token_ids) for probe in self._probes},
+            vocab_size=self.info.vocab_size,
+        )
+        loaded.engine.scheduler.drafter = drafter
+        answers = [*self._one_by_one(loaded), *self._together(loaded, self._probes)]
+        result = self._compare("with drafted tokens, right and wrong", "drafts", iter(answers))
+        note = f"{drafter.num_accepted} of {drafter.num_drafted} drafted tokens came true"
+        return replace(result, note=note)
+
     def _other(self, source: random.Random) -> Request:
         """Some request, of any length and kind."""
         length = source.choice((1, 2, 15, 16, 33, 90, 150))
@@ -275,6 +290,43 @@ class Verification:
             result.num_answers += 1
             result.differences += differences(self._alone[answer.probe], answer)
         return result
+
+
+class ForetellingDrafter:
+    """A Drafter that knows what will be said, and gets every fourth token wrong.
+
+    Args:
+        texts: Prompts with their answers.
+        vocab_size: Of the model.
+    """
+
+    def __init__(self, texts: Collection[tuple[int, ...]], *, vocab_size: int) -> None:
+        self._texts = texts
+        self._vocab_size = vocab_size
+        self.num_drafted = 0
+        self.num_accepted = 0
+
+    def propose(self, requests: Sequence[Request]) -> Drafts:
+        """Guess up to five tokens for each request whose text is known."""
+        drafts: Drafts = []
+        for request in requests:
+            said = tuple(request.token_ids)
+            coming = next((text for text in self._texts if text[: len(said)] == said), said)
+            draft = [
+                token if position % 4 else (token + 1) % self._vocab_size
+                for position, token in enumerate(coming[len(said) : len(said) + 5], len(said))
+            ][: may_draft(request)]
+            if draft:
+                drafts.append((request, draft))
+        return drafts
+
+    def record(self, request: Request, *, drafted: int, accepted: int) -> None:  # noqa: ARG002 - a Drafter's
+        """Count how much came true."""
+        self.num_drafted += drafted
+        self.num_accepted += accepted
+
+    def forget(self, request_id: str) -> None:
+        """Remember nothing of a request anyway."""
 
 
 def differences(alone: Answer, here: Answer) -> list[Difference]:

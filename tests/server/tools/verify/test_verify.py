@@ -35,7 +35,7 @@ def test_the_kernels_keep_the_contract(checkpoint, name):
     assert [result.differences for result in results] == [[]] * len(results)
     assert all(result.num_answers >= 3 for result in results)
     assert {r.group for r in results} == {
-        *("alone", "prefix", "cache", "company", "chunks", "preemption", "threads")
+        *("alone", "prefix", "cache", "company", "chunks", "preemption", "drafts", "threads")
     }
     notes = {result.group: result.note for result in results}
     assert int(notes["prefix"].split()[0]) > 0

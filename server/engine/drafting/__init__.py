@@ -1,0 +1,1 @@
+"""Speculative decoding: tokens guessed ahead, checked in the same pass, and never trusted."""
