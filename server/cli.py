@@ -20,6 +20,10 @@ from server.errors import KvserveError
 
 _COMMANDS = {
     "serve": ("server.commands.serve", "Serve a model over HTTP until SIGTERM or Ctrl-C."),
+    "fleet": (
+        "server.fleet.fleet_command",
+        "Serve a model by replicas on Ray Serve until SIGTERM or Ctrl-C; SIGHUP replaces them.",
+    ),
     "generate": (
         "server.commands.generate",
         "Continue a text in the terminal; no server needed.",

@@ -6,6 +6,8 @@ the one error shape.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
@@ -174,15 +176,19 @@ def _add_experiments(app: FastAPI, experiments: Experiments) -> None:
 def _add_gates(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
     """What every request passes before it comes to a handler; the last is met first."""
     app.add_middleware(KeyGate, keys=ApiKeys.from_config(config))
-    app.add_middleware(AccessLog, metrics=metrics, enabled=config.access_log)
-    app.add_middleware(
-        CORSMiddleware,
-        allow_origins=[site.strip() for site in config.cors_origins.split(",") if site.strip()],
-        allow_methods=["GET", "HEAD", "POST"],
-        allow_headers=["*"],
-        expose_headers=EXPOSED_HEADERS,
-        max_age=_PREFLIGHT_SECONDS,
-    )
+    app.add_middleware(AccessLog, exchanges=metrics.num_exchanges, enabled=config.access_log)
+    app.add_middleware(CORSMiddleware, **cross_origin_rules(config))
+
+
+def cross_origin_rules(config: ServerConfig) -> dict[str, Any]:
+    """What CORSMiddleware is told: which pages of other sites may do what here."""
+    return {
+        "allow_origins": [site.strip() for site in config.cors_origins.split(",") if site.strip()],
+        "allow_methods": ["GET", "HEAD", "POST"],
+        "allow_headers": ["*"],
+        "expose_headers": EXPOSED_HEADERS,
+        "max_age": _PREFLIGHT_SECONDS,
+    }
 
 
 def _add_views(app: FastAPI, views: Views, page: Page) -> None:

@@ -19,10 +19,11 @@ from email.utils import formatdate
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from server.api.app import create_app
-from server.api.protocols import EngineClient
+from server.api.protocols import EngineClient, Service
 from server.config import ServerConfig
 from server.engine_status import EngineStatus
 from server.errors import ConfigurationError
@@ -82,27 +83,29 @@ class _SharedState(ServerState):
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that lets the engine finish before it closes its sockets.
+    """A uvicorn server that lets what it serves finish before it closes its sockets.
 
     It has no use for what uvicorn looks after ten times a second: a largest number of requests, and
     somebody to be told that it still runs.
 
     Args:
-        engine: Drained first.
+        app: What answers.
+        service: What the application needs: started with the server, drained before its end.
         config: The grace time, and uvicorn's log level.
         on_ready: Called once, when the model is loaded.
     """
 
     def __init__(
         self,
-        engine: EngineClient,
+        app: ASGIApp,
+        service: Service,
         config: ServerConfig,
         *,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                create_app(engine, config),
+                app,
                 log_config=None,  # its messages go where ours go
                 log_level=config.log_level,
                 access_log=False,  # the application writes its own
@@ -115,7 +118,7 @@ class DrainingServer(uvicorn.Server):
         )
         self.server_state = _SharedState()
         self._ended = asyncio.Event()
-        self._engine = engine
+        self._service = service
         self._grace = config.grace
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -164,7 +167,7 @@ class DrainingServer(uvicorn.Server):
 
     async def _load_engine(self) -> None:
         try:
-            await self._engine.start()
+            await self._service.start()
         except BaseException:
             self.end()
             raise
@@ -184,7 +187,7 @@ class DrainingServer(uvicorn.Server):
     async def _stop_engine(self, grace: float) -> None:
         """Stop the engine; one that is still loading has nothing to finish and dies with us."""
         if self._loading is not None and self._loading.done():
-            await self._engine.stop(grace)
+            await self._service.stop(grace)
 
 
 def _keep_for_good() -> None:
@@ -221,6 +224,6 @@ def serve(
     Raises:
         Exception: Whatever kept the engine from starting.
     """
-    server = DrainingServer(engine, config, on_ready=on_ready)
+    server = DrainingServer(create_app(engine, config), engine, config, on_ready=on_ready)
     server.run(sockets=[bound])
     return 1 if engine.status is EngineStatus.DEAD else 0

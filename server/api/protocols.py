@@ -80,6 +80,16 @@ class ChatTemplateLike(Protocol):
         """Render the messages and tokenise them; text of messages never becomes control tokens."""
 
 
+class Service(Protocol):
+    """What is brought up with a server and taken down with it."""
+
+    async def start(self) -> None:
+        """Get ready; requests are answered meanwhile, with 503."""
+
+    async def stop(self, grace: float) -> None:
+        """Let running requests finish for `grace` seconds, fail the rest, and end."""
+
+
 class EngineClient(Protocol):
     """Continues requests; every method belongs to the event loop."""
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from server.api.app import create_app
 from server.api.http_server import DrainingServer, open_socket
 from server.api.protocols import EngineClient
 from server.config import ServerConfig
@@ -20,7 +21,7 @@ def serving(engine: EngineClient, *, port: int = 0, **options: object) -> Iterat
     bound = open_socket(config.host, port)
     port = bound.getsockname()[1]
     ready = threading.Event()
-    server = DrainingServer(engine, config, on_ready=ready.set)
+    server = DrainingServer(create_app(engine, config), engine, config, on_ready=ready.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     if not ready.wait(60):

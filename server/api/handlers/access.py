@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -20,7 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.dialects.message_errors import message_error, speaks_messages
 from server.api.handlers.api_keys import ApiKeys
-from server.api.observability.metrics import Metrics
 from server.api.transport.chance import Chance
 from server.api.transport.exchange import CURRENT, Exchange, request_id
 from server.api.transport.wire import encode
@@ -62,13 +62,15 @@ class AccessLog:
 
     Args:
         app: What answers.
-        metrics: Where exchanges are counted.
+        exchanges: Where they are counted, by path as it is routed, method and status.
         enabled: Whether they are logged.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, enabled: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, *, exchanges: Counter[tuple[str, str, str]], enabled: bool
+    ) -> None:
         self._app = app
-        self._metrics = metrics
+        self._exchanges = exchanges
         self._enabled = enabled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +100,7 @@ class AccessLog:
     def _record(self, scope: Scope, exchange: Exchange, answer: _Answer, *, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._metrics.num_exchanges[route, method, str(answer.status)] += 1
+        self._exchanges[route, method, str(answer.status)] += 1
         is_dull = scope["path"] in _POLLED and answer.status < 400
         level = logging.DEBUG if is_dull else logging.INFO
         if not (self._enabled and access_logger.isEnabledFor(level)):

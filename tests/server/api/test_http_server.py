@@ -22,6 +22,7 @@ import pytest
 from fakes import FakeEngine
 from serving import serving
 
+from server.api.app import create_app
 from server.api.http_server import DrainingServer, open_socket, serve
 from server.config import ServerConfig
 from server.errors import ConfigurationError
@@ -95,7 +96,8 @@ def test_the_port_answers_while_the_model_loads():
     engine.start = start
     bound = open_socket("127.0.0.1", 0)
     ready = threading.Event()
-    server = DrainingServer(engine, ServerConfig(log_level="error"), on_ready=ready.set)
+    config = ServerConfig(log_level="error")
+    server = DrainingServer(create_app(engine, config), engine, config, on_ready=ready.set)
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
@@ -139,7 +141,8 @@ def test_a_taken_port_is_said_in_one_line():
 
 def test_an_idle_connection_is_kept_for_proxies():
     """The second request on a connection works long after uvicorn's own five seconds."""
-    server = DrainingServer(FakeEngine(), ServerConfig())
+    engine, config = FakeEngine(), ServerConfig()
+    server = DrainingServer(create_app(engine, config), engine, config)
     assert server.config.timeout_keep_alive > 60
 
 
