@@ -186,6 +186,44 @@ class KVCacheManager:
         self._blocks.free_reusable()
         self._index.clear()
 
+    @property
+    def generation(self) -> int:
+        """Names the beginning of all chains of digests; see PrefixIndex."""
+        return self._index.generation
+
+    def reusable_content(self, limit: int) -> list[tuple[bytes, int]]:
+        """Digests and ids of the blocks that nobody holds and that can be shared.
+
+        Args:
+            limit: Of more, only the most recently used.
+
+        Returns:
+            In the order in which they would be evicted.
+        """
+        block_ids = self._blocks.reusable[-limit:] if limit else ()
+        return [(self._index.digest_of(block_id), block_id) for block_id in block_ids]
+
+    def adopt(self, digests: Sequence[bytes], *, generation: int) -> list[int]:
+        """Make blocks with these digests findable, as if this manager had written them.
+
+        The caller writes them before anybody is given a region; nothing may be in use or known.
+
+        Args:
+            digests: As `reusable_content` of another manager had them; no more than are free.
+            generation: That manager's.
+
+        Returns:
+            The ids of the blocks, in order.
+        """
+        assert not self._regions, "an empty cache adopts, not one in use"
+        self._index.continue_from(generation)
+        block_ids = self._blocks.take(len(digests))
+        assert block_ids is not None, "more blocks than are free"
+        for digest, block_id in zip(digests, block_ids, strict=True):
+            self._index.insert(digest, block_id)
+            self._blocks.release(block_id, reusable=True)
+        return block_ids
+
     def check_integrity(self) -> None:
         """Assert that free + held + reusable = total and that each count equals its holders.
 

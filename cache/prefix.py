@@ -56,6 +56,20 @@ class PrefixIndex:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._digests
 
+    @property
+    def generation(self) -> int:
+        """How often everything was forgotten; chains of another generation lead nowhere."""
+        return self._generation
+
+    def digest_of(self, block_id: int) -> bytes:
+        """The name of a known block."""
+        return self._digests[block_id]
+
+    def continue_from(self, generation: int) -> None:
+        """Take up the chains of another index; this one must be empty."""
+        assert not self._blocks, "chains of two generations would be mixed"
+        self._generation = generation
+
     def root(self, salt: str) -> bytes:
         """The digest that starts the chains of one salt."""
         # `person` keeps roots apart from blocks: no salt spells out a block's hash input.

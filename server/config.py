@@ -121,6 +121,10 @@ class ServerConfig(EngineConfig):
     """A file with more such keys, one on each line."""
     cors_origins: str = "*"
     """Web sites, with commas between, whose pages may call this server; * is all, "" is none."""
+    prefix_store: Path | None = None
+    """A folder in which beginnings that can be shared are kept from one run to the next."""
+    prefix_store_memory: Annotated[int, Field(gt=0), BeforeValidator(parse_bytes)] = 2**30
+    """Bytes of the keys and values that are kept there at most, the last used."""
     access_log: bool = True
     """Whether each request is written to standard output as a line of JSON."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

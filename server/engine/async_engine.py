@@ -274,6 +274,7 @@ class AsyncEngine:
         loop.call_soon_threadsafe(built.set_result, loaded)
         try:
             self._serve(loaded.engine, loop)
+            loaded.on_stop()
         except Exception as error:
             logger.exception("the engine failed")
             message = f"The engine failed: {type(error).__name__}: {error}"

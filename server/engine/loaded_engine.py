@@ -6,6 +6,7 @@ Everything is built here, in one place, and passed in; what was built does not k
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,6 +54,10 @@ class LoadedEngine:
     timeline: Timeline
     """What its requests waited for and did."""
     grammars: GrammarCompiler
+    pool: KVCachePool
+    """What the cache holds."""
+    on_stop: Callable[[], None] = lambda: None
+    """Called by the engine thread when it has ended."""
 
 
 def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> LoadedEngine:
@@ -137,6 +142,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         tokenizer=loaded.tokenizer,
         chat_template=loaded.chat_template,
         timeline=timeline,
+        pool=executor.pool,
         grammars=GrammarCompiler(
             loaded.tokenizer,
             vocab_size=loaded.config.vocab_size,

@@ -21,6 +21,7 @@ from server.api.handlers.access import CHANCE, log_to_stdout
 from server.api.transport.chance import Chance
 from server.engine.fingerprint import fingerprint
 from server.engine.loaded_engine import build_engine
+from server.engine.prefix_store import keep_prefixes
 from server.engine_status import EngineStatus
 from server.fleet.fleet_config import FleetConfig
 from server.fleet.journal import (
@@ -46,13 +47,13 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, settings: Mapping[str, Any]
     ) -> None:
-        config = FleetConfig(**settings)
+        config = _own_store(FleetConfig(**settings))
         logging.basicConfig(level=config.log_level.upper(), stream=sys.stderr)
         if config.access_log:
             log_to_stdout(with_probes=config.log_level == "debug")
         self._grace = config.grace
         self._name = str(serve.get_replica_context().replica_id.unique_id)
-        self._engine = JournaledEngine(lambda: build_engine(config))
+        self._engine = JournaledEngine(lambda: keep_prefixes(build_engine(config), config))
         self._app = create_app(self._engine, config)
         await self._engine.start()
         info = self._engine.info
@@ -136,6 +137,14 @@ class Replica:
         chance = Chance(request.secret, request.began)
         scope = {**request.scope, "asgi": {"version": "3.0"}, "extensions": {CHANCE: chance}}
         await self._app(scope, _Client(request.body).receive, send)
+
+
+def _own_store(config: FleetConfig) -> FleetConfig:
+    """The configuration with a prefix store for each rank: a successor finds its predecessor's."""
+    if config.prefix_store is None:
+        return config
+    number = serve.get_replica_context().rank.rank
+    return config.model_copy(update={"prefix_store": config.prefix_store / f"replica-{number}"})
 
 
 class _Client:
