@@ -99,13 +99,18 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor, context: PassContext) -> Tensor:
         """Return the hidden states (N, C) before the last norm."""
+        x = self.embed(input_ids, context.positions)
+        for layer in self.layers:
+            x = layer(x, context)
+        return x
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """Return what the first layer reads (N, C)."""
         x: Tensor = self.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
         if self.position_embeddings is not None:
-            x = x + self.position_embeddings(context.positions)
-        for layer in self.layers:
-            x = layer(x, context)
+            x = x + self.position_embeddings(positions)
         return x
 
 

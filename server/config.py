@@ -50,6 +50,7 @@ def _power_of_two(value: int) -> int:
 
 
 Bytes = Annotated[int | None, Field(gt=0), BeforeValidator(parse_bytes)]
+Size = Annotated[int, Field(ge=1024), BeforeValidator(parse_bytes)]
 AutoInt = Annotated[int | None, Field(gt=0), BeforeValidator(_auto)]
 
 
@@ -104,6 +105,10 @@ class ServerConfig(EngineConfig):
     """Sequences that may wait beyond those that run; more are refused with 429."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 8_000_000
     """The largest request body; more is refused with 413."""
+    max_header_line: Size = 16_384
+    """The longest request line and the longest header, in bytes; more is refused with 431."""
+    max_header_bytes: Size = 65_536
+    """All headers of a request together, in bytes; more is refused with 431."""
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"] = "auto"
     """How the model writes tool calls; auto is what its chat template shows."""
     unknown_fields: Literal["reject", "ignore"] = "reject"

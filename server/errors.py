@@ -12,7 +12,9 @@ KvserveError
     │   ├── NotFoundError               404
     │   ├── ModelNotFoundError          404
     │   ├── MethodNotAllowedError       405
-    │   └── BodyTooLargeError           413
+    │   ├── RequestReadTimeoutError     408
+    │   ├── BodyTooLargeError           413
+    │   └── HeadersTooLargeError        431
     ├── OverloadedError             429, with Retry-After
     ├── EngineUnavailableError      503: the engine is loading, draining or dead
     ├── InternalError               500
@@ -197,6 +199,35 @@ class BodyTooLargeError(InvalidRequestError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is larger than the limit of {limit} bytes.")
+
+
+class RequestReadTimeoutError(InvalidRequestError):
+    """The request did not come in the time it was given.
+
+    Args:
+        what: What did not come.
+        limit: Seconds it was given.
+    """
+
+    status = 408
+    default_code = "request_read_timeout"
+
+    def __init__(self, what: str, limit: float) -> None:
+        super().__init__(f"The {what} of the request did not come within {limit:g} seconds.")
+
+
+class HeadersTooLargeError(InvalidRequestError):
+    """The request line or the headers are longer than the server takes.
+
+    Args:
+        what: What there is too much of, with the limit.
+    """
+
+    status = 431
+    default_code = "headers_too_large"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"The request has {what}, which is the limit of this server.")
 
 
 class OverloadedError(ApiError):

@@ -28,6 +28,7 @@ from server.api.observability.metrics import Metrics
 from server.api.protocols import EngineClient
 from server.api.schemas import message_schemas, response_schemas, wire_types
 from server.api.schemas import requests as schemas
+from server.api.transport.workers import Workers
 from server.config import ServerConfig
 from server.errors import (
     ApiError,
@@ -59,12 +60,13 @@ def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
         redoc_url=None,
     )
     metrics = Metrics(engine)
-    api = Api(engine, config, metrics)
+    workers = Workers(config.max_num_seqs + config.max_queue)
+    api = Api(engine, config, metrics, workers=workers)
     _add_routes(app, api)
     _add_other_forms(app, OtherForms(api.dispatcher))
     _add_gates(app, config, metrics)
-    _add_experiments(app, Experiments(engine, keep_alive=config.keep_alive_interval))
-    _add_views(app, Views(engine, keep_alive=config.keep_alive_interval), Page())
+    _add_experiments(app, Experiments(engine, config, workers=workers))
+    _add_views(app, Views(engine, keep_alive=config.keep_alive_interval, workers=workers), Page())
     _answer_head(app)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way
     app.add_exception_handler(ApiError, _api_error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from server.api.structured_output.answer_parser import PLAIN_TEXT, AnswerFormat
+from server.api.structured_output.constraint import Constraint
 from server.request import Request
 
 
@@ -62,3 +63,5 @@ class Call:
     options: AnswerOptions
     answer_format: AnswerFormat = PLAIN_TEXT
     """What the text of a choice may hold beside text."""
+    constraint: Constraint | None = None
+    """What must be compiled before the requests may run."""

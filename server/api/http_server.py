@@ -1,8 +1,9 @@
 """Serving on a socket: uvicorn's run, and what SIGTERM does.
 
-The first SIGTERM or SIGINT drains: the engine says it takes no more, /ready turns 503, running
-requests get the grace time and the rest an error event; then the process ends with code 0.
-A second one ends at once. A server that waits for requests sleeps: nothing in it ticks.
+The first SIGTERM, SIGINT or SIGHUP drains: the engine says it takes no more, /ready turns 503,
+running requests get the grace time and the rest an error event; then the process ends with code 0,
+whatever its threads do. A second one ends at once. A server that waits for requests sleeps:
+nothing in it ticks.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import asyncio
 import ctypes
 import gc
 import logging
+import os
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from email.utils import formatdate
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -23,6 +27,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from server.api.app import create_app
+from server.api.http_protocol import HeadLimits, HttpProtocol
 from server.api.protocols import EngineClient, Service
 from server.config import ServerConfig
 from server.engine_status import EngineStatus
@@ -33,6 +38,8 @@ _IDLE_CONNECTION_SECONDS = 75
 """Longer than the minute that proxies usually keep an idle connection."""
 _FLUSH_SECONDS = 5
 """What responses get to leave after the engine has ended them."""
+_PATIENCE_SECONDS = 10
+"""After the grace time, until the process ends whatever it still does."""
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -103,9 +110,11 @@ class DrainingServer(uvicorn.Server):
         *,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
+        limits = HeadLimits(line=config.max_header_line, whole=config.max_header_bytes)
         super().__init__(
             uvicorn.Config(
                 app,
+                http=partial(HttpProtocol, limits=limits),  # type: ignore[arg-type]  # called like a class
                 log_config=None,  # its messages go where ours go
                 log_level=config.log_level,
                 access_log=False,  # the application writes its own
@@ -133,7 +142,8 @@ class DrainingServer(uvicorn.Server):
         """
         self._loop = asyncio.get_running_loop()
         try:
-            await super().serve(sockets)
+            with _hang_up_as(self.handle_exit):
+                await super().serve(sockets)
         finally:
             self._loop = None
         if self._loading is not None and self._loading.done():
@@ -159,10 +169,9 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
         """Drain at the first signal, end at once at the second."""
         if self.should_exit or self._draining is not None or self._loop is None:
-            self.force_exit = True
-            self.end()
-            return
+            os._exit(128 + sig)
         logger.info("%s: letting running requests finish", signal.Signals(sig).name)
+        _end_process_after(self._grace + _PATIENCE_SECONDS)
         self._loop.call_soon_threadsafe(self._start_drain)
 
     async def _load_engine(self) -> None:
@@ -188,6 +197,27 @@ class DrainingServer(uvicorn.Server):
         """Stop the engine; one that is still loading has nothing to finish and dies with us."""
         if self._loading is not None and self._loading.done():
             await self._service.stop(grace)
+
+
+@contextmanager
+def _hang_up_as(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let the end of a terminal be a signal like the others, unless nohup has it ignored."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _end_process_after(seconds: float) -> None:
+    """End the process after some time, even if the event loop does not come to it."""
+    timer = threading.Timer(seconds, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
 
 
 def _keep_for_good() -> None:

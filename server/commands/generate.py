@@ -56,6 +56,7 @@ async def _generate(engine: EngineClient, body: Mapping[str, object]) -> None:
             call = inputs.chat(parse(ChatBody, body))
         else:
             call = inputs.completion(parse(CompletionBody, body))
+        inputs.constrain(call)
         async with aclosing(engine.generate(call.requests)) as outputs:
             async for output in outputs:
                 print(output.text, end="", flush=True)

@@ -31,6 +31,8 @@ from server.errors import EngineUnavailableError
 from server.request import FinishReason, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
+_LAST_STEP_SECONDS = 3.0
+"""What the engine thread gets to notice that it should stop."""
 Result = TypeVar("Result")
 
 
@@ -189,14 +191,18 @@ class AsyncEngine:
     async def attention_weights(
         self, token_ids: Sequence[int], *, layer: int | None, head: int | None
     ) -> list[list[float]]:
-        """What each token of a short text attends to; see `Engine.attention_weights`.
+        """What each token of a short text attends to, computed piece by piece between steps.
 
         Raises:
             EngineUnavailableError: The engine does not run.
         """
-        return await self.call(
-            lambda engine: engine.attention_weights(token_ids, layer=layer, head=head)
+        recording = await self.call(
+            lambda engine: engine.begin_recording(token_ids, layer=layer, head=head)
         )
+        while await self.call(lambda _engine: recording.advance()):
+            pass  # one piece between two steps, for as long as somebody waits
+        rows: list[list[float]] = recording.weights.tolist()
+        return rows
 
     async def stop(self, grace: float) -> None:
         """Refuse nothing by itself, wait for running requests, then end the rest and the thread.
@@ -214,9 +220,13 @@ class AsyncEngine:
             self._inbox.put(_Abort(open_ids))
             self._fail_all("The server is shutting down.")
         self._inbox.put(_Stop())
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
-            self._thread = None
+        deadline = asyncio.get_running_loop().time() + _LAST_STEP_SECONDS
+        while self._thread is not None and self._thread.is_alive():
+            if asyncio.get_running_loop().time() > deadline:
+                logger.warning("the engine is still in a step; the process ends without it")
+                break
+            await asyncio.sleep(0.01)
+        self._thread = None
         self._fail_jobs("The server is shutting down.")
 
     def _check_running(self) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from model.attention_recorder import AttentionRecording
 from server.engine.drafting.draft_budget import MAX_DRAFTS_PER_STEP
 from server.engine.output_processor import OutputProcessor
 from server.engine.planning.batch import Batch, CheckedDraft, ScheduledRequest
@@ -30,13 +31,13 @@ from server.request import (
 )
 
 
-class AttentionRecording(Protocol):
-    """`record_attention` with a model and a cache's form given already."""
+class RecordAttention(Protocol):
+    """Begins an AttentionRecording, with a model and a cache's form given already."""
 
     def __call__(
         self, token_ids: Sequence[int], *, layer: int | None, head: int | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the weights (S, S) and the hidden states (S, C)."""
+    ) -> AttentionRecording:
+        """Return a recording of which nothing is computed yet."""
 
 
 class Engine:
@@ -47,7 +48,7 @@ class Engine:
         runner: Computes it.
         sampler: Chooses tokens.
         output_processor: Makes text of them and sees when a request ends.
-        record_attention: Runs the readable model over a text; see model.attention_recorder.
+        record_attention: Begins a run of the readable model; see model.attention_recorder.
         token_masks: Finds what constrained requests may say.
     """
 
@@ -58,7 +59,7 @@ class Engine:
         sampler: Sampler,
         *,
         output_processor: OutputProcessor,
-        record_attention: AttentionRecording,
+        record_attention: RecordAttention,
         token_masks: TokenMasks,
     ) -> None:
         self.scheduler = scheduler
@@ -114,10 +115,10 @@ class Engine:
             outputs += self.step()
         return outputs
 
-    def attention_weights(
+    def begin_recording(
         self, token_ids: Sequence[int], *, layer: int | None = None, head: int | None = None
-    ) -> list[list[float]]:
-        """Compute what each token of a short text attends to, without touching any request.
+    ) -> AttentionRecording:
+        """Begin to record what each token of a short text attends to, touching no request.
 
         Args:
             token_ids: The text, at most model.attention_recorder.MAX_TOKENS tokens.
@@ -125,13 +126,28 @@ class Engine:
             head: From 0; None is the mean of all heads.
 
         Returns:
+            What is to be advanced piece by piece, each between two steps.
+
+        Raises:
+            ValueError: An argument is out of its bounds.
+        """
+        return self._record_attention(token_ids, layer=layer, head=head)
+
+    def attention_weights(
+        self, token_ids: Sequence[int], *, layer: int | None = None, head: int | None = None
+    ) -> list[list[float]]:
+        """Make a whole recording; see `begin_recording`.
+
+        Returns:
             A square of rows that sum to 1, zero above the diagonal.
 
         Raises:
             ValueError: An argument is out of its bounds.
         """
-        weights, _ = self._record_attention(token_ids, layer=layer, head=head)
-        rows: list[list[float]] = weights.tolist()
+        recording = self.begin_recording(token_ids, layer=layer, head=head)
+        while recording.advance():
+            pass
+        rows: list[list[float]] = recording.weights.tolist()
         return rows
 
     def text_logits(self, token_ids: Sequence[int]) -> Iterator[tuple[range, Tensor]]:

@@ -14,7 +14,7 @@ import torch
 
 from cache.manager import KVCacheManager
 from cache.pool import KVCachePool
-from model.attention_recorder import record_attention
+from model.attention_recorder import AttentionRecording
 from model.chat_template import ChatTemplate
 from model.cost import ForwardCost
 from model.executors.choice import make_executor
@@ -128,7 +128,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         ),
         output_processor=OutputProcessor(loaded.tokenizer, loaded.eos_token_ids),
         record_attention=partial(
-            record_attention,
+            AttentionRecording,
             loaded.model,
             like=torch.empty(0, dtype=loaded.dtype, device=loaded.device),
         ),

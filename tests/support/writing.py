@@ -14,6 +14,7 @@ from server.api.answers.writer import Writer
 from server.api.inputs.input_processor import InputProcessor
 from server.api.schemas.requests import ChatBody, CompletionBody, parse
 from server.api.transport.wire import DONE
+from server.api.transport.workers import Workers
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -24,8 +25,12 @@ def writer(engine: FakeEngine, **body: object) -> Writer:
         engine.info, engine.tokenizer, engine.chat_template, grammars=engine.grammars
     )
     if "messages" in body:
-        return ChatWriter(inputs.chat(parse(ChatBody, body)), engine.tokenizer)
-    return CompletionWriter(inputs.completion(parse(CompletionBody, body)), engine.tokenizer)
+        call = inputs.chat(parse(ChatBody, body))
+        inputs.constrain(call)
+        return ChatWriter(call, engine.tokenizer)
+    call = inputs.completion(parse(CompletionBody, body))
+    inputs.constrain(call)
+    return CompletionWriter(call, engine.tokenizer)
 
 
 def stream(engine: FakeEngine, **body: object) -> list[bytes]:
@@ -34,7 +39,7 @@ def stream(engine: FakeEngine, **body: object) -> list[bytes]:
     async def run() -> list[bytes]:
         one = writer(engine, **body)
         outputs = engine.generate(one.call.requests)
-        return [part async for part in events(one, outputs)]
+        return [part async for part in events(one, outputs, Workers(1).writing)]
 
     return asyncio.run(run())
 
@@ -44,7 +49,7 @@ def whole(engine: FakeEngine, **body: object) -> dict:
 
     async def run() -> bytes:
         one = writer(engine, **body)
-        return await collect(one, engine.generate(one.call.requests))
+        return await collect(one, engine.generate(one.call.requests), Workers(1).writing)
 
     return json.loads(asyncio.run(run()))
 

@@ -6,7 +6,6 @@ waits for anything but the engine's outputs.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -14,6 +13,7 @@ from typing import TypeVar
 from server.api.answers.choices import Piece, join
 from server.api.answers.writer import Writer
 from server.api.transport.wire import encode_patiently
+from server.api.transport.workers import Pool
 from server.request import RequestOutput
 
 _MANY_SCORES = 256
@@ -21,8 +21,15 @@ _MANY_SCORES = 256
 Result = TypeVar("Result")
 
 
-async def collect(writer: Writer, outputs: AsyncGenerator[RequestOutput, None]) -> bytes:
+async def collect(
+    writer: Writer, outputs: AsyncGenerator[RequestOutput, None], writing: Pool
+) -> bytes:
     """The whole answer as JSON.
+
+    Args:
+        writer: Makes it.
+        outputs: The engine's; closed in the end.
+        writing: Does what takes long.
 
     Raises:
         ApiError: A request failed; the others are aborted.
@@ -31,37 +38,40 @@ async def collect(writer: Writer, outputs: AsyncGenerator[RequestOutput, None]) 
     num_scores = 0
     async with aclosing(outputs):
         async for output in outputs:
-            index, piece = await _aside(output, writer.feed)
+            index, piece = await _aside(output, writer.feed, writing)
             pieces[index].append(piece)
             num_scores += len(piece.scored) + len(output.prompt_logprobs or ())
     joined = [join(gained) for gained in pieces]
     if num_scores > _MANY_SCORES:
-        return await asyncio.to_thread(lambda: encode_patiently(writer.answer(joined)))
+        return await writing.run(lambda: encode_patiently(writer.answer(joined)))
     return writer.encode(writer.answer(joined))
 
 
-async def _aside(output: RequestOutput, work: Callable[[RequestOutput], Result]) -> Result:
+async def _aside(
+    output: RequestOutput, work: Callable[[RequestOutput], Result], writing: Pool
+) -> Result:
     """What comes of an output; in a thread if the scores of a prompt make that long."""
     if output.prompt_logprobs is None:
         return work(output)
-    return await asyncio.to_thread(work, output)
+    return await writing.run(lambda: work(output))
 
 
 async def events(
-    writer: Writer, outputs: AsyncGenerator[RequestOutput, None]
+    writer: Writer, outputs: AsyncGenerator[RequestOutput, None], writing: Pool
 ) -> AsyncGenerator[bytes, None]:
     """The answer as server-sent events; closing this iterator aborts what still runs.
 
     Args:
         writer: Makes the chunks.
         outputs: The engine's; closed in the end.
+        writing: Does what takes long.
 
     Raises:
         ApiError: A request failed; the others are aborted.
     """
     async with aclosing(outputs):
         async for output in outputs:
-            parts = await _aside(output, writer.parts)
+            parts = await _aside(output, writer.parts, writing)
             for part in parts:
                 yield part
             if writer.finished:

@@ -5,7 +5,6 @@ What becomes of a request between its bytes and its answer is server.api.handler
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from starlette.requests import Request
@@ -22,6 +21,7 @@ from server.api.protocols import EngineClient
 from server.api.schemas import requests as schemas
 from server.api.schemas import wire_types
 from server.api.transport.wire import encode, encode_patiently
+from server.api.transport.workers import Workers
 from server.config import ServerConfig
 from server.engine_status import EngineStatus
 from server.errors import EngineUnavailableError
@@ -35,45 +35,48 @@ class Api:
         engine: Runs the requests.
         config: The limits.
         metrics: Told what is asked for and what comes of it.
+        workers: Do what takes long.
     """
 
-    def __init__(self, engine: EngineClient, config: ServerConfig, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: EngineClient, config: ServerConfig, metrics: Metrics, *, workers: Workers
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._started = int(time.time())
-        self.dispatcher = Dispatcher(engine, config, metrics)
+        self.dispatcher = Dispatcher(engine, config, metrics, workers=workers)
         """Shared with the handlers of other forms."""
 
     async def completions(self, request: Request) -> Response:
         """Continue prompts."""
-        body, ignored = await self.dispatcher.read(
-            request, schemas.CompletionBody, Endpoint.COMPLETIONS
-        )
+        asked = await self.dispatcher.read(request, schemas.CompletionBody, Endpoint.COMPLETIONS)
         return await self.dispatcher.generate(
             request,
-            lambda: self.dispatcher.inputs.completion(body),
-            CompletionWriter,
-            num_sequences=body.n * schemas.num_prompts(body),
-            ignored=ignored,
+            asked,
+            lambda: self.dispatcher.inputs.completion(asked.body),
+            kind=CompletionWriter,
+            num_sequences=asked.body.n * schemas.num_prompts(asked.body),
         )
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a chat."""
-        body, ignored = await self.dispatcher.read(request, schemas.ChatBody, Endpoint.CHAT)
+        asked = await self.dispatcher.read(request, schemas.ChatBody, Endpoint.CHAT)
         return await self.dispatcher.generate(
             request,
-            lambda: self.dispatcher.inputs.chat(body),
-            ChatWriter,
-            num_sequences=body.n,
-            ignored=ignored,
+            asked,
+            lambda: self.dispatcher.inputs.chat(asked.body),
+            kind=ChatWriter,
+            num_sequences=asked.body.n,
         )
 
     async def chat_tokens(self, request: Request) -> Response:
         """Count the tokens of a chat's prompt."""
-        body, ignored = await self.dispatcher.read(request, schemas.ChatBody, Endpoint.CHAT)
-        count = await asyncio.to_thread(self.dispatcher.inputs.count_tokens, body)
+        asked = await self.dispatcher.read(request, schemas.ChatBody, Endpoint.CHAT)
+        count = await self.dispatcher.prepare(
+            request, asked, lambda: self.dispatcher.inputs.count_tokens(asked.body)
+        )
         answer = InputTokens(object="response.input_tokens", input_tokens=count)
-        return json_answer(answer, ignored)
+        return json_answer(answer, asked.ignored)
 
     async def models(self) -> Response:
         """List the served model."""
@@ -86,9 +89,11 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """Turn text or messages into token ids, as a generation request would count them."""
-        body, ignored = await self.dispatcher.read(request, schemas.TokenizeBody, Endpoint.TOKENIZE)
-        raw = await asyncio.to_thread(lambda: encode_patiently(self._tokens(body)))
-        return json_answer(raw, ignored)
+        asked = await self.dispatcher.read(request, schemas.TokenizeBody, Endpoint.TOKENIZE)
+        raw = await self.dispatcher.prepare(
+            request, asked, lambda: encode_patiently(self._tokens(asked.body))
+        )
+        return json_answer(raw, asked.ignored)
 
     def _tokens(self, body: schemas.TokenizeBody) -> wire_types.Tokens:
         """The tokens of a body, which may be millions: to be made in a thread."""
@@ -103,11 +108,9 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         """Turn token ids into text."""
-        body, ignored = await self.dispatcher.read(
-            request, schemas.DetokenizeBody, Endpoint.DETOKENIZE
-        )
-        raw = await asyncio.to_thread(lambda: encode(self._text(body)))
-        return json_answer(raw, ignored)
+        asked = await self.dispatcher.read(request, schemas.DetokenizeBody, Endpoint.DETOKENIZE)
+        raw = await self.dispatcher.prepare(request, asked, lambda: encode(self._text(asked.body)))
+        return json_answer(raw, asked.ignored)
 
     def _text(self, body: schemas.DetokenizeBody) -> wire_types.Text:
         """The text of a body, which may be megabytes: to be made in a thread."""

@@ -8,11 +8,12 @@ long on the event loop.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -33,6 +34,7 @@ from server.api.transport.deadline import within
 from server.api.transport.event_stream import EventStream, KeepAlive, begin
 from server.api.transport.json_body import parse_object
 from server.api.transport.wire import encode
+from server.api.transport.workers import Pool, Workers
 from server.config import ServerConfig
 from server.engine_status import EngineStatus
 from server.errors import EngineUnavailableError
@@ -54,8 +56,26 @@ _NOT_YET: Mapping[EngineStatus, str] = {
 """Why no request is taken now."""
 
 Parsed = TypeVar("Parsed", bound=schemas.Body)
+Read = TypeVar("Read")
 Result = TypeVar("Result")
 WriterFactory = Callable[[Call, TokenizerLike], Writer]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked(Generic[Read]):
+    """A body that was read and checked."""
+
+    body: Read
+    ignored: tuple[str, ...]
+    """Names of fields that were not looked at."""
+    pool: Pool
+    """Where what follows from a body of this length is done."""
+    dialect: Dialect[Any] | None = None
+    """In whose words the client is answered, if not in a chat's."""
+
+    def speak(self, work: Callable[[], Result]) -> Result:
+        """Do something; what is wrong is said in the client's words."""
+        return work() if self.dialect is None else self.dialect.speak(work)
 
 
 class Dispatcher:
@@ -65,10 +85,14 @@ class Dispatcher:
         engine: Runs the requests.
         config: The limits.
         metrics: Told what is asked for and what comes of it.
+        workers: Do what takes long.
     """
 
-    def __init__(self, engine: EngineClient, config: ServerConfig, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: EngineClient, config: ServerConfig, metrics: Metrics, *, workers: Workers
+    ) -> None:
         self._engine = engine
+        self._workers = workers
         self._config = config
         self._metrics = metrics
         self._admission = Admission(config.max_num_seqs + config.max_queue)
@@ -104,8 +128,8 @@ class Dispatcher:
 
     async def read(
         self, request: Request, schema: type[Parsed], endpoint: Endpoint
-    ) -> tuple[Parsed, tuple[str, ...]]:
-        """Read and check a body; returns it with the names of the fields that were ignored.
+    ) -> Asked[Parsed]:
+        """Read and check a body.
 
         Raises:
             ApiError: It cannot be served.
@@ -114,25 +138,41 @@ class Dispatcher:
 
     async def read_in(
         self, dialect: Dialect[Parsed], request: Request
-    ) -> tuple[tuple[Parsed, schemas.ChatBody], tuple[str, ...]]:
-        """Read a body in another form; returns it and the chat that it asks for.
+    ) -> Asked[tuple[Parsed, schemas.ChatBody]]:
+        """Read a body in another form, and make it the chat that it asks for.
 
         Raises:
             ApiError: It cannot be served.
         """
-        return await self._read(request, lambda raw: self._parse_in(dialect, raw))
+        return await self._read(request, lambda raw: self._parse_in(dialect, raw), dialect)
 
     async def _read(
-        self, request: Request, parse: Callable[[bytes], tuple[Result, tuple[str, ...]]]
-    ) -> tuple[Result, tuple[str, ...]]:
+        self,
+        request: Request,
+        parse: Callable[[bytes], tuple[Read, tuple[str, ...]]],
+        dialect: Dialect[Any] | None = None,
+    ) -> Asked[Read]:
         self.running()
         raw = await read_body(request, self._config.max_body_bytes)
+        pool = self._workers.reading(len(raw))
         if len(raw) > _INLINE_BYTES:
-            result, ignored = await asyncio.to_thread(parse, raw)
+            parsing = pool.run(lambda: parse(raw))
+            body, ignored = await unless_gone(request.receive, parsing)
         else:
-            result, ignored = parse(raw)
+            body, ignored = parse(raw)
         self._report(ignored, request.headers.get("user-agent", ""))
-        return result, ignored
+        return Asked(body=body, ignored=ignored, pool=pool, dialect=dialect)
+
+    async def prepare(
+        self, request: Request, asked: Asked[Any], work: Callable[[], Result]
+    ) -> Result:
+        """Do in a thread what follows from a body, for as long as its client waits.
+
+        Raises:
+            ApiError: The request cannot be served.
+            ClientDisconnect: The client left.
+        """
+        return await unless_gone(request.receive, asked.pool.run(lambda: asked.speak(work)))
 
     def _parse(
         self, raw: bytes, schema: type[Parsed], endpoint: Endpoint
@@ -165,34 +205,37 @@ class Dispatcher:
     async def generate(
         self,
         request: Request,
-        prepare: Callable[[], Call],
-        kind: WriterFactory,
+        asked: Asked[Any],
+        make_call: Callable[[], Call],
         *,
+        kind: WriterFactory,
         num_sequences: int,
-        ignored: tuple[str, ...],
     ) -> Response:
         """Run a call to its answer, or to the first event of its stream or a first silence.
 
         Args:
             request: Whose connection it is.
-            prepare: Makes the call; runs in a thread.
+            asked: What was read from it.
+            make_call: Makes the call; runs in a thread.
             kind: Makes what writes the answer.
             num_sequences: How many the call will run, for the queue limit.
-            ignored: Names of fields that were not looked at.
 
         Raises:
             ApiError: It cannot be served, or failed before the first event.
         """
         ticket = self._admission.enter(num_sequences)
+        headers = _ignored_header(asked.ignored)
         try:
-            call = await asyncio.to_thread(prepare)
+            call = await self.prepare(request, asked, make_call)
+            await unless_gone(request.receive, self._constrain(call, asked))
             writer = kind(call, self._engine.tokenizer)
             outputs = self._outputs(call)
             if not call.options.stream:
-                raw = await unless_gone(request.receive, collect(writer, outputs))
+                answer = collect(writer, outputs, self._workers.writing)
+                raw = await unless_gone(request.receive, answer)
                 ticket.release()
-                return Response(raw, media_type=_JSON, headers=_ignored_header(ignored))
-            rest = events(writer, outputs)
+                return Response(raw, media_type=_JSON, headers=headers)
+            rest = events(writer, outputs, self._workers.writing)
             keep_alive = KeepAlive(self._config.keep_alive_interval, writer.keep_alive)
             first = await begin(request.receive, rest, patience=keep_alive.interval)
         except BaseException:
@@ -201,11 +244,23 @@ class Dispatcher:
         return EventStream(
             first,
             rest,
-            headers=_ignored_header(ignored),
+            headers=headers,
             keep_alive=keep_alive,
             on_end=ticket.release,
             failure=writer.failure,
         )
+
+    async def _constrain(self, call: Call, asked: Asked[Any]) -> None:
+        """Compile the grammar of a call, if it has one; ends soon after this is cancelled."""
+        if call.constraint is None:
+            return
+        is_known = self.inputs.is_compiled(call)
+        pool = asked.pool if is_known else self._workers.compiling
+        is_over = threading.Event()
+        try:
+            await pool.run(lambda: asked.speak(lambda: self.inputs.constrain(call, is_over)))
+        finally:
+            is_over.set()
 
     def _outputs(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
         """What the engine brings for a call, counted, within the time it is given."""

@@ -6,7 +6,6 @@ whoever is served beside one must not feel it. Only known fields are taken.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -25,6 +24,8 @@ from server.api.transport.connection import read_body, unless_gone
 from server.api.transport.event_stream import EventStream, KeepAlive, begin
 from server.api.transport.json_body import parse_object
 from server.api.transport.wire import encode, event
+from server.api.transport.workers import Workers
+from server.config import ServerConfig
 from server.engine.comparison import Comparison, Run
 from server.engine_status import EngineStatus
 from server.errors import (
@@ -53,24 +54,27 @@ class Experiments:
 
     Args:
         engine: Serves everybody else meanwhile.
-        keep_alive: Seconds of silence after which a stream carries a comment.
+        config: The limits.
+        workers: Do what takes long.
     """
 
-    def __init__(self, engine: EngineClient, *, keep_alive: float) -> None:
+    def __init__(self, engine: EngineClient, config: ServerConfig, *, workers: Workers) -> None:
         self._engine = engine
-        self._keep_alive = KeepAlive(keep_alive)
+        self._workers = workers
+        self._keep_alive = KeepAlive(config.keep_alive_interval)
         self._comparisons = Admission(1)
+        self._recordings = Admission(1)
 
     async def compare(self, request: Request) -> Response:
         """Generate the same tokens with the cache and without it, and time each step."""
         body = await self._read(request, schemas.CompareBody, Endpoint.COMPARE)
-        token_ids = await self._encode(body.prompt)
+        token_ids = await self._encode(request, body.prompt)
         limit = self._engine.info.max_model_len
         if len(token_ids) + body.max_tokens > limit:
             raise ContextLengthError(
                 limit=limit, prompt=len(token_ids), completion=body.max_tokens, param="prompt"
             )
-        ticket = self._begin()
+        ticket = _begin(self._comparisons, "comparison")
         steps = self._compare(token_ids, body.max_tokens)
         try:
             if not body.stream:
@@ -89,12 +93,27 @@ class Experiments:
     async def attention(self, request: Request) -> Response:
         """Show what each token of a short text attends to."""
         body = await self._read(request, schemas.AttentionBody, Endpoint.ATTENTION)
-        token_ids = await self._encode(body.prompt)
+        token_ids = await self._encode(request, body.prompt)
         info = self._engine.info
         _check_below("layer", body.layer, info.num_layers)
         _check_below("head", body.head, info.num_heads)
-        weights = await self._engine.attention_weights(token_ids, layer=body.layer, head=body.head)
-        answer = {
+        ticket = _begin(self._recordings, "recording of attention")
+        try:
+            recording = self._engine.attention_weights(token_ids, layer=body.layer, head=body.head)
+            weights = await unless_gone(request.receive, recording)
+        finally:
+            ticket.release()
+        return await unless_gone(
+            request.receive,
+            self._workers.writing.run(lambda: _json(self._shown(body, token_ids, weights))),
+        )
+
+    def _shown(
+        self, body: schemas.AttentionBody, token_ids: list[int], weights: list[list[float]]
+    ) -> dict[str, object]:
+        """The answer about a text's attention, some hundred kilobytes: to be made in a thread."""
+        info = self._engine.info
+        return {
             "object": "attention",
             "model": info.model_name,
             "layer": body.layer,
@@ -109,13 +128,19 @@ class Experiments:
                 for position, row in enumerate(weights)
             ],
         }
-        return _json(answer)
 
     async def _read(self, request: Request, schema: type[Body], endpoint: Endpoint) -> Body:
         """Read and check a body, once the engine is there for it."""
         if self._engine.status is not EngineStatus.READY:
             raise EngineUnavailableError(self._engine.error or "The server takes no requests now.")
         raw = await read_body(request, MAX_BODY_BYTES)
+        pool = self._workers.reading(len(raw))
+        return await unless_gone(
+            request.receive, pool.run(lambda: self._parse(raw, schema, endpoint))
+        )
+
+    def _parse(self, raw: bytes, schema: type[Body], endpoint: Endpoint) -> Body:
+        """The body that these bytes are."""
         info = self._engine.info
         judged = judge(parse_object(raw), endpoint, max_model_len=info.max_model_len)
         body = schemas.parse(schema, judged.values)
@@ -126,23 +151,17 @@ class Experiments:
             )
         return body
 
-    async def _encode(self, prompt: str) -> list[int]:
-        token_ids = await asyncio.to_thread(self._engine.tokenizer.encode, prompt)
+    async def _encode(self, request: Request, prompt: str) -> list[int]:
+        pool = self._workers.reading(len(prompt))
+        token_ids = await unless_gone(
+            request.receive, pool.run(lambda: self._engine.tokenizer.encode(prompt))
+        )
         if not 1 <= len(token_ids) <= MAX_PROMPT_TOKENS:
             raise InvalidRequestError(
                 f"'prompt' must have 1 to {MAX_PROMPT_TOKENS} tokens here (got {len(token_ids)}).",
                 param="prompt",
             )
         return token_ids
-
-    def _begin(self) -> Ticket:
-        """Take the one place for a comparison."""
-        if self._comparisons.num_open:
-            raise OverloadedError(
-                "Another comparison is running, and they run one at a time. Try again later.",
-                retry_after=_RETRY_SECONDS,
-            )
-        return self._comparisons.enter(1)
 
     async def _compare(self, token_ids: list[int], num_steps: int) -> StepEvents:
         """Yield each step of both runs, and in the end the comparison."""
@@ -190,6 +209,16 @@ class Experiments:
                         "text": output.text,
                     }
                 last = now
+
+
+def _begin(places: Admission, what: str) -> Ticket:
+    """Take the one place there is for such a thing."""
+    if places.num_open:
+        raise OverloadedError(
+            f"Another {what} is running, and they run one at a time. Try again later.",
+            retry_after=_RETRY_SECONDS,
+        )
+    return places.enter(1)
 
 
 def _marks(lengths: list[int]) -> list[int]:

@@ -5,12 +5,13 @@ What is asked becomes a chat, which runs as any other does; only its answer is w
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.dialects.dialect import Dialect
 from server.api.dialects.message_answers import MessageTokens
 from server.api.dialects.message_writer import MessageWriter
 from server.api.dialects.messages import MESSAGE_COUNTS, MESSAGES
@@ -32,39 +33,44 @@ class OtherForms:
 
     async def responses(self, request: Request) -> Response:
         """Create a response; nothing of it is kept."""
-        (body, chat), ignored = await self._dispatcher.read_in(RESPONSES, request)
+        asked = await self._dispatcher.read_in(RESPONSES, request)
+        body, chat = asked.body
         return await self._dispatcher.generate(
             request,
-            lambda: RESPONSES.speak(lambda: self._dispatcher.inputs.chat(chat)),
-            partial(ResponseWriter, body=body),
+            asked,
+            lambda: self._dispatcher.inputs.chat(chat),
+            kind=partial(ResponseWriter, body=body),
             num_sequences=1,
-            ignored=ignored,
         )
 
     async def response_tokens(self, request: Request) -> Response:
         """Count the tokens of a response's input."""
-        (_, chat), ignored = await self._dispatcher.read_in(RESPONSES, request)
-        count = await asyncio.to_thread(
-            RESPONSES.speak, lambda: self._dispatcher.inputs.count_tokens(chat)
-        )
+        count, ignored = await self._count(RESPONSES, request)
         answer = InputTokens(object="response.input_tokens", input_tokens=count)
         return json_answer(answer, ignored)
 
     async def messages(self, request: Request) -> Response:
         """Create a message."""
-        (_, chat), ignored = await self._dispatcher.read_in(MESSAGES, request)
+        asked = await self._dispatcher.read_in(MESSAGES, request)
+        _, chat = asked.body
         return await self._dispatcher.generate(
             request,
-            lambda: MESSAGES.speak(lambda: self._dispatcher.inputs.chat(chat)),
-            MessageWriter,
+            asked,
+            lambda: self._dispatcher.inputs.chat(chat),
+            kind=MessageWriter,
             num_sequences=1,
-            ignored=ignored,
         )
 
     async def message_tokens(self, request: Request) -> Response:
         """Count the tokens of a message's prompt."""
-        (_, chat), ignored = await self._dispatcher.read_in(MESSAGE_COUNTS, request)
-        count = await asyncio.to_thread(
-            MESSAGE_COUNTS.speak, lambda: self._dispatcher.inputs.count_tokens(chat)
-        )
+        count, ignored = await self._count(MESSAGE_COUNTS, request)
         return json_answer(MessageTokens(input_tokens=count), ignored)
+
+    async def _count(self, dialect: Dialect[Any], request: Request) -> tuple[int, tuple[str, ...]]:
+        """How many tokens a prompt has, and what of the body was ignored."""
+        asked = await self._dispatcher.read_in(dialect, request)
+        _, chat = asked.body
+        count = await self._dispatcher.prepare(
+            request, asked, lambda: self._dispatcher.inputs.count_tokens(chat)
+        )
+        return count, asked.ignored

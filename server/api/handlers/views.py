@@ -19,6 +19,7 @@ from server.api.protocols import EngineClient
 from server.api.transport.event_stream import EventStream, KeepAlive, begin
 from server.api.transport.exchange import names_of
 from server.api.transport.wire import encode, encode_patiently
+from server.api.transport.workers import Workers
 from server.engine.cache_snapshot import CacheSnapshot, describe
 from server.engine.timeline import (
     MAX_FINISHED,
@@ -51,10 +52,12 @@ class Views:
     Args:
         engine: What is watched.
         keep_alive: Seconds of silence after which a stream carries a comment.
+        workers: Do what takes long.
     """
 
-    def __init__(self, engine: EngineClient, *, keep_alive: float) -> None:
+    def __init__(self, engine: EngineClient, *, keep_alive: float, workers: Workers) -> None:
         self._engine = engine
+        self._writing = workers.writing
         self._keep_alive = KeepAlive(keep_alive)
         self._pending: asyncio.Task[Frame] | None = None
         self._fresh_until = 0.0
@@ -62,7 +65,7 @@ class Views:
     async def kv(self) -> Response:
         """Every region of the cache now."""
         snapshot = await self._engine.cache_snapshot()
-        return Response(await asyncio.to_thread(_encode, snapshot), media_type=_JSON)
+        return Response(await self._writing.run(lambda: _encode(snapshot)), media_type=_JSON)
 
     async def kv_stream(self, request: Request) -> Response:
         """The same as server-sent events, whenever something has changed."""
@@ -89,7 +92,7 @@ class Views:
                 param="format",
             )
         request_id = str(request.path_params["request_id"])
-        raw = await asyncio.to_thread(lambda: encode_patiently(self._timeline(request_id, wanted)))
+        raw = await self._writing.run(lambda: encode_patiently(self._timeline(request_id, wanted)))
         return Response(raw, media_type=_JSON)
 
     def _timeline(self, request_id: str, form: str) -> dict[str, object]:
@@ -140,7 +143,7 @@ class Views:
         self._fresh_until = 0.0
         snapshot = await self._engine.cache_snapshot()
         started = time.monotonic()
-        frame = Frame(snapshot.version, await asyncio.to_thread(_encode, snapshot))
+        frame = Frame(snapshot.version, await self._writing.run(lambda: _encode(snapshot)))
         ended = time.monotonic()
         self._fresh_until = ended + max(FRAME_SECONDS / 2, (ended - started) / _MAX_SHARE)
         return frame

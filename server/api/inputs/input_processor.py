@@ -7,6 +7,7 @@ any thread; they never touch the engine, only facts about the model that do not 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from server.api.call import AnswerOptions, Call, Prompt
@@ -26,6 +27,7 @@ from server.api.schemas.requests import (
     GenerationBody,
     TokenizeBody,
 )
+from server.api.structured_output.answer_rules import blaming
 from server.api.structured_output.output_form import OutputForm, OutputForms, ToolUse
 from server.api.transport.exchange import chance, new_call_id
 from server.engine.engine_info import EngineInfo
@@ -59,9 +61,8 @@ class InputProcessor:
     ) -> None:
         self._info = info
         self._tokenizer = tokenizer
-        self._forms = OutputForms(
-            grammars, tokenizer, chat_template, tool_call_parser=tool_call_parser
-        )
+        self._grammars = grammars
+        self._forms = OutputForms(tokenizer, chat_template, tool_call_parser=tool_call_parser)
         self._encoder = PromptEncoder(info, tokenizer, chat_template, forms=self._forms)
 
     def completion(self, body: CompletionBody) -> Call:
@@ -111,6 +112,29 @@ class InputProcessor:
         form = self._forms.form(body, tools, prompt=prompt.token_ids)
         options = _answer_options(body, form, logprobs=logprobs)
         return self._call(body, [prompt], options, form=form)
+
+    def constrain(self, call: Call, is_over: threading.Event | None = None) -> None:
+        """Compile the grammar of a call for its requests; takes up to seconds.
+
+        Args:
+            call: Not handed over yet.
+            is_over: Set when nobody waits for it any more.
+
+        Raises:
+            InvalidRequestError: The grammar is invalid, or takes too much; names the field.
+        """
+        constraint = call.constraint
+        if constraint is None:
+            return
+        grammar = blaming(
+            constraint.param, lambda: self._grammars.compile(constraint.source, is_over)
+        )
+        for request in call.requests:
+            request.grammar = grammar.copy()
+
+    def is_compiled(self, call: Call) -> bool:
+        """Whether the grammar of a call is known, so that compiling it takes no time."""
+        return call.constraint is None or self._grammars.knows(call.constraint.source)
 
     def count_tokens(self, body: ChatBody) -> int:
         """How many tokens the prompt of a chat has, whether they fit or not.
@@ -232,7 +256,6 @@ class InputProcessor:
                     cache_salt=body.cache_salt,
                     prefix_cache=body.prefix_cache,
                     use_cache=body.use_cache,
-                    grammar=None if form.grammar is None else form.grammar.copy(),
                 )
                 requests.append(request)
         return Call(
@@ -245,6 +268,7 @@ class InputProcessor:
             requests=tuple(requests),
             options=options,
             answer_format=form.answer_format,
+            constraint=form.constraint,
         )
 
     def _completion_tokens(self, body: GenerationBody, num_prompt_tokens: int, param: str) -> int:

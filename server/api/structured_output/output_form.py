@@ -17,10 +17,11 @@ from server.api.schemas.requests import ChatBody, GenerationBody
 from server.api.structured_output.answer_parser import PLAIN_TEXT, AnswerFormat
 from server.api.structured_output.answer_rules import answer_rules, blaming
 from server.api.structured_output.call_grammar import calls_grammar, text_or_calls_grammar
+from server.api.structured_output.constraint import Constraint
 from server.api.structured_output.reasoning import CLOSING, OPENING
 from server.api.structured_output.schema_preparation import prepare_schema
 from server.api.structured_output.tool_calls import TOOL_FORMATS, ToolFormat, format_of_template
-from server.engine.grammars.grammar import Grammar, GrammarCompiler, GrammarSource
+from server.engine.grammars.grammar import GrammarSource, check_size
 from server.errors import InvalidRequestError, UnsupportedValueError
 
 _NO_PARAMETERS: Mapping[str, object] = {
@@ -51,8 +52,8 @@ NO_TOOLS = ToolUse(schemas={}, is_required=False, parallel=False)
 class OutputForm:
     """What becomes of one request's text."""
 
-    grammar: Grammar | None = None
-    """To be copied for each choice."""
+    constraint: Constraint | None = None
+    """The grammar that it must fit."""
     answer_format: AnswerFormat = PLAIN_TEXT
     shown_token_ids: frozenset[int] = frozenset()
     """Control tokens that the answer's parser must see."""
@@ -62,7 +63,6 @@ class OutputForms:
     """Knows what the model can be asked for.
 
     Args:
-        compiler: Compiles grammars for the model's vocabulary.
         tokenizer: The model's.
         template: The model's, if it has one.
         tool_call_parser: The name of a format, "none", or "auto" to see what the template shows.
@@ -70,13 +70,11 @@ class OutputForms:
 
     def __init__(
         self,
-        compiler: GrammarCompiler,
         tokenizer: TokenizerLike,
         template: ChatTemplateLike | None,
         *,
         tool_call_parser: str = "auto",
     ) -> None:
-        self._compiler = compiler
         self._tokenizer = tokenizer
         source = "" if template is None else template.source
         self._reasons = OPENING in source or CLOSING in source
@@ -153,7 +151,7 @@ class OutputForms:
     def form(
         self, body: GenerationBody, tools: ToolUse = NO_TOOLS, *, prompt: Sequence[int] = ()
     ) -> OutputForm:
-        """The form of a request's answer; compiles its grammar, which may take seconds.
+        """The form of a request's answer; its grammar is not compiled yet.
 
         Args:
             body: A completion, or a chat.
@@ -161,12 +159,12 @@ class OutputForms:
             prompt: Of a chat.
 
         Raises:
-            InvalidRequestError: The constraint is invalid or too large; names the field.
+            InvalidRequestError: The constraint is malformed or too large; names the field.
         """
         is_chat = isinstance(body, ChatBody)
         is_open = is_chat and self._reasons and self._ends_open(prompt)
         tool_format = self.tool_format if tools.definitions else None
-        grammar = self._grammar(body, tools, is_open=is_open)
+        constraint = self._constraint(body, tools, is_open=is_open)
         answer_format = AnswerFormat(
             reasons=is_chat and self._reasons,
             reasoning_is_open=is_open,
@@ -177,16 +175,18 @@ class OutputForms:
         marks = [OPENING, CLOSING] if answer_format.reasons else []
         marks += [] if tool_format is None else tool_format.marks
         return OutputForm(
-            grammar=grammar,
+            constraint=constraint,
             answer_format=answer_format,
             shown_token_ids=frozenset(self._special_ids(marks).values()),
         )
 
-    def _grammar(self, body: GenerationBody, tools: ToolUse, *, is_open: bool) -> Grammar | None:
+    def _constraint(
+        self, body: GenerationBody, tools: ToolUse, *, is_open: bool
+    ) -> Constraint | None:
         """The grammar of an answer, thoughts included that the prompt has begun."""
         answer = answer_rules(body)
         if not tools.is_required and answer is None:
-            return self._free_grammar(tools, is_open=is_open)
+            return self._free_constraint(tools, is_open=is_open)
         param = "tools" if answer is None else answer.param
         rules: list[str] = []
         side: list[Mapping[str, object]] = []
@@ -211,9 +211,9 @@ class OutputForms:
                     param=param,
                 )
             source = GrammarSource(answer.ebnf, is_ebnf=True)
-        return blaming(param, lambda: self._compiler.compile(source))
+        return _constraint(source, param)
 
-    def _free_grammar(self, tools: ToolUse, *, is_open: bool) -> Grammar | None:
+    def _free_constraint(self, tools: ToolUse, *, is_open: bool) -> Constraint | None:
         """The grammar of a text whose calls must fit, if any of its tools is strict."""
         if not (tools.strict and self.enforces_strict):
             return None
@@ -235,7 +235,7 @@ class OutputForms:
         start = f"start: {'thoughts ' if is_open else ''}answer"
         thoughts = [self._thoughts_rules()] if is_open else []
         source = GrammarSource(_container("\n".join([start, rules, *thoughts]), []))
-        return blaming("tools", lambda: self._compiler.compile(source))
+        return _constraint(source, "tools")
 
     def _calls_rules(self, tools: ToolUse) -> str:
         assert self.tool_format is not None
@@ -269,6 +269,12 @@ class OutputForms:
             for mark, token_id in ids.items()
             if token_id is not None and self._tokenizer.is_special(token_id)
         }
+
+
+def _constraint(source: GrammarSource, param: str) -> Constraint:
+    """A grammar that is not too large to be compiled."""
+    blaming(param, lambda: check_size(source.text))
+    return Constraint(source, param)
 
 
 def _container(lark: str, side_grammars: Sequence[Mapping[str, object]]) -> str:

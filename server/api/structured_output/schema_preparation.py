@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from server.engine.grammars.grammar import MAX_GRAMMAR_BYTES, check_size
+
 OUTPUT_STYLE: Mapping[str, object] = {
     "whitespace_flexible": False,
     "whitespace_pattern": None,
@@ -38,7 +40,8 @@ _KEEPS_OPEN = frozenset(
 _STRICT = r"(?:[*+]|\{\d+(?:,\d*)?\})"
 _QUANTIFIER = rf"(?:\?|{_STRICT})"
 _IN_PATTERN = re.compile(
-    rf"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<twice>{_QUANTIFIER}(?:\?{_QUANTIFIER}|{_STRICT}))|.",
+    # Possessive: a class that is not closed is looked through once, not once for each bracket.
+    rf"\\.|\[\^?+\]?+(?:\\.|[^\]\\])*+\]?+|(?P<twice>{_QUANTIFIER}(?:\?{_QUANTIFIER}|{_STRICT}))|.",
     re.DOTALL,
 )
 
@@ -57,8 +60,10 @@ def prepare_schema(schema: Mapping[str, object]) -> dict[str, object]:
     still fits, and ends.
 
     Raises:
-        ValueError: A pattern repeats a repetition, or the schema is nested too deeply.
+        ValueError: The schema is too large or nested too deeply, or a pattern in it repeats a
+            repetition.
     """
+    _check_size(schema)
     closes = not any("allOf" in node for node in _objects(schema))
     prepared = _map_schemas(schema, lambda node: _prepare_one(node, closes=closes), 0)
     return {**prepared, "x-guidance": dict(OUTPUT_STYLE)}
@@ -71,8 +76,9 @@ def prepare_pattern(pattern: str) -> str:
     Python, whose tables of Unicode are other than the engine's.
 
     Raises:
-        ValueError: It repeats a repetition, which engines read differently.
+        ValueError: It is too long, or repeats a repetition, which engines read differently.
     """
+    check_size(pattern)
     for part in _IN_PATTERN.finditer(pattern):
         if part["twice"]:
             raise ValueError(f"pattern {pattern[:80]!r} repeats a repetition: {part['twice']!r}")
@@ -145,6 +151,24 @@ def _map_schemas(
         else:
             changed[key] = value
     return change(changed)
+
+
+def _check_size(schema: Mapping[str, object]) -> None:
+    """Refuse a schema too large to be compiled; looks at no more of it than would be allowed."""
+    size = 0
+    pending: list[object] = [schema]
+    while pending and size <= MAX_GRAMMAR_BYTES:
+        one = pending.pop()
+        if isinstance(one, Mapping):
+            pending += [*one, *one.values()] if len(one) <= MAX_GRAMMAR_BYTES else []
+            size += 4 * len(one)
+        elif isinstance(one, list):
+            pending += one if len(one) <= MAX_GRAMMAR_BYTES else []
+            size += 2 * len(one)
+        else:
+            size += len(one) if isinstance(one, str) else 1
+    if size > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"it must have at most {MAX_GRAMMAR_BYTES} bytes (got more)")
 
 
 def _objects(value: object) -> Iterator[Mapping[str, object]]:

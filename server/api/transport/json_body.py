@@ -11,6 +11,7 @@ import codecs
 import json
 import math
 import re
+from collections.abc import Iterable
 from typing import NoReturn
 
 from server.errors import InvalidRequestError
@@ -105,10 +106,19 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The object, whose names must differ: of two values one would be ignored in silence."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = _first_twice(name for name, _ in pairs)
         raise _broken(f"the name {json.dumps(twice[:80])} appears twice in one object")
     return found
+
+
+def _first_twice(names: Iterable[str]) -> str:
+    """The first name that was there before; each is looked at once."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    raise AssertionError("there is such a name")
 
 
 def _check_surrogates(value: dict[str, object]) -> None:

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 """Of a schema, regular expression or grammar as the engine reads it."""
 CHECK_SECONDS = 20.0
 """Wall time of one check; its processor time is limited more tightly in there."""
+_LOOK_SECONDS = 0.05
+"""How often a check looks whether somebody still waits for it."""
 _MAX_CACHED = 64
 _PROGRAM = Path(__file__).with_name("grammar_check.py")
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
@@ -108,6 +111,19 @@ def mask_words(vocab_size: int) -> int:
     return (vocab_size + 1 + 31) // 32
 
 
+def check_size(text: str) -> None:
+    """Refuse a text too long to be a grammar, before anybody looks through it.
+
+    Raises:
+        GrammarError: It is.
+    """
+    size = len(text)
+    if size <= MAX_GRAMMAR_BYTES:
+        size = len(text.encode(errors="surrogatepass"))
+    if size > MAX_GRAMMAR_BYTES:
+        raise GrammarError(f"it must have at most {MAX_GRAMMAR_BYTES} bytes (got {size})")
+
+
 class GrammarCompiler:
     """Compiles grammars for one vocabulary; any thread may call it.
 
@@ -129,27 +145,34 @@ class GrammarCompiler:
         self._compiling = threading.Lock()
         """Held while a grammar is compiled: one at a time keeps a core for everybody else."""
 
-    def compile(self, source: GrammarSource) -> Grammar:
+    def compile(self, source: GrammarSource, is_over: threading.Event | None = None) -> Grammar:
         """Compile a grammar, or copy it if it is known; takes up to seconds.
 
+        Args:
+            source: The grammar.
+            is_over: Set when nobody waits for it any more, which ends the check of it.
+
         Raises:
-            GrammarError: It is invalid, nothing fits it, or it is too large.
+            GrammarError: It is invalid, nothing fits it, it is too large, or it is over.
         """
-        size = len(source.text.encode(errors="surrogatepass"))
-        if size > MAX_GRAMMAR_BYTES:
-            raise GrammarError(f"it must have at most {MAX_GRAMMAR_BYTES} bytes (got {size})")
+        check_size(source.text)
         grammar = self._remembered(source)
         if grammar is not None:
             return grammar
         with self._compiling:
             grammar = self._remembered(source)  # somebody may have compiled it meanwhile
             if grammar is None:
-                grammar = self._compile(source)
+                grammar = self._compile(source, is_over or threading.Event())
                 self._remember(source, grammar)
         return grammar.copy()
 
+    def knows(self, source: GrammarSource) -> bool:
+        """Whether a grammar was compiled before."""
+        with self._lock:
+            return source in self._compiled
+
     def _remembered(self, source: GrammarSource) -> Grammar | None:
-        """A copy of a grammar that was compiled before."""
+        """A copy of a grammar that was compiled before, None of any other."""
         with self._lock:
             if source not in self._compiled:
                 return None
@@ -162,8 +185,8 @@ class GrammarCompiler:
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
 
-    def _compile(self, source: GrammarSource) -> Grammar:
-        text = _checked(source)
+    def _compile(self, source: GrammarSource, is_over: threading.Event) -> Grammar:
+        text = _checked(source, is_over)
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
         matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=parser_limits())
@@ -215,30 +238,43 @@ class _Vocabulary:
         return token_id < len(self.tokens)
 
 
-def _checked(source: GrammarSource) -> str:
+def _checked(source: GrammarSource, is_over: threading.Event) -> str:
     """The grammar's text, rewritten if it is EBNF, once a process of its own survived it.
 
     Raises:
-        GrammarError: It did not.
+        GrammarError: It did not, or it was over.
     """
     request = {"format": EBNF if source.is_ebnf else "llguidance", "text": source.text}
-    try:
-        done = subprocess.run(  # noqa: S603 - our own program, and nothing of a client's in argv
-            [sys.executable, "-P", "-s", str(_PROGRAM)],
-            input=json.dumps(request).encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=CHECK_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise GrammarError(_TOO_LARGE) from None
-    if done.returncode != 0 or not done.stdout:
+    with subprocess.Popen(  # noqa: S603 - our own program, and nothing of a client's in argv
+        [sys.executable, "-P", "-s", str(_PROGRAM)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            printed = _until_over(process, json.dumps(request).encode(), is_over)
+        finally:
+            process.kill()
+    if process.returncode != 0 or not printed:
         raise GrammarError(_TOO_LARGE)
-    answer: dict[str, str] = json.loads(done.stdout)
+    answer: dict[str, str] = json.loads(printed)
     if "error" in answer:
         raise GrammarError(_first_line(answer["error"]))
     return answer["grammar"]
+
+
+def _until_over(
+    process: subprocess.Popen[bytes], question: bytes, is_over: threading.Event
+) -> bytes:
+    """What the process answers; nothing if it is over before, or takes too long."""
+    deadline = time.monotonic() + CHECK_SECONDS
+    unsent: bytes | None = question
+    while not is_over.is_set() and time.monotonic() < deadline:
+        try:
+            return process.communicate(unsent, timeout=_LOOK_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            unsent = None  # it is being sent
+    return b""
 
 
 def _first_line(message: str) -> str:

@@ -10,6 +10,7 @@ from fakes import FakeEngine
 from writing import whole, writer
 
 from server.api.answers.streaming import collect, events
+from server.api.transport.workers import Workers
 from server.errors import InternalError
 
 
@@ -30,7 +31,7 @@ def test_closing_a_stream_early_aborts_its_requests():
 
     async def leave() -> None:
         one = writer(engine, prompt="a", n=2)
-        parts = events(one, engine.generate(one.call.requests))
+        parts = events(one, engine.generate(one.call.requests), Workers(1).writing)
         await anext(parts)
         await parts.aclose()
 
@@ -62,7 +63,7 @@ def test_what_takes_long_to_write_is_written_in_a_thread(body, is_long):
             return answer(pieces)
 
         one.answer = watched
-        await collect(one, engine.generate(one.call.requests))
+        await collect(one, engine.generate(one.call.requests), Workers(1).writing)
 
     asyncio.run(run())
     assert (writers != [threading.get_ident()]) is is_long

@@ -1,7 +1,10 @@
 """Comparisons and attention maps over HTTP, on a real engine behind a real socket."""
 
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import pytest
@@ -144,3 +147,84 @@ def test_comparisons_run_one_at_a_time(client, loaded, monkeypatch):
         assert int(second.headers["Retry-After"]) >= 1
     short = {"prompt": "a", "max_tokens": 2}
     assert wait_until(lambda: client.post("/v1/compare", json=short).status_code == 200)
+
+
+def test_attention_is_recorded_between_the_steps_of_others(loaded):
+    """A stream that runs meanwhile goes on: no two pieces of a recording without a step."""
+    engine, order = loaded.engine, []
+    step, begin = engine.step, engine.begin_recording
+
+    def watched_step():
+        order.append("step")
+        time.sleep(0.005)
+        return step()
+
+    def watched_begin(*args, **kwargs):
+        recording = begin(*args, **kwargs)
+        advance = recording.advance
+
+        def watched_advance() -> bool:
+            order.append("piece")
+            return advance()
+
+        recording.advance = watched_advance
+        return recording
+
+    engine.step, engine.begin_recording = watched_step, watched_begin
+    try:
+        with serving(AsyncEngine(lambda: loaded)) as url:
+            body = {"prompt": "a", "max_tokens": 120, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                text = "the cache " * 20
+                answer = httpx.post(f"{url}/v1/attention", json={"prompt": text}, timeout=60)
+                assert answer.status_code == 200
+                assert list(lines)[-2] == "data: [DONE]"
+    finally:
+        engine.step, engine.begin_recording = step, begin
+    begun, ended = order.index("piece"), max(i for i, what in enumerate(order) if what == "piece")
+    last_step = max(i for i, what in enumerate(order) if what == "step")
+    between = order[begun : min(ended, last_step)]
+    assert between.count("piece") > 10
+    assert "piece piece piece" not in " ".join(between)
+
+
+def test_one_recording_runs_at_a_time_and_ends_with_its_client(loaded):
+    """Others are refused with 429, and a client that leaves frees the place."""
+    engine, free, num_pieces = loaded.engine, threading.Event(), 0
+    begin = engine.begin_recording
+
+    def endless(*args, **kwargs):
+        recording = begin(*args, **kwargs)
+
+        def advance() -> bool:
+            nonlocal num_pieces
+            num_pieces += 1
+            time.sleep(0.005)
+            return not free.is_set()
+
+        recording.advance = advance
+        return recording
+
+    engine.begin_recording = endless
+    try:
+        with serving(AsyncEngine(lambda: loaded)) as url:
+            with ThreadPoolExecutor(1) as pool:
+                ask = partial(httpx.post, f"{url}/v1/attention", json={"prompt": PROMPT})
+                first = pool.submit(ask, timeout=1)
+                assert wait_until(lambda: num_pieces > 0)
+                refused = ask(timeout=5)
+                assert isinstance(first.exception(), httpx.ReadTimeout)
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            body = {"prompt": "a", "max_tokens": 1}
+            assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+            before = num_pieces
+            time.sleep(0.1)
+            assert num_pieces <= before + 1, "it goes on for nobody"
+            free.set()
+            answer = httpx.post(f"{url}/v1/attention", json={"prompt": PROMPT})
+            assert answer.status_code == 200
+    finally:
+        engine.begin_recording = begin

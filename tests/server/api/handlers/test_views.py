@@ -15,6 +15,7 @@ from serving import serving, wait_until
 from starlette.requests import Request
 
 from server.api.handlers.views import Views
+from server.api.transport.workers import Workers
 from server.engine.async_engine import AsyncEngine
 from server.engine.cache_snapshot import take_snapshot
 from server.engine.timeline import EventKind, Timeline
@@ -131,7 +132,7 @@ def test_streams_end_with_the_engine(loaded):
         engine = AsyncEngine(lambda: loaded)
         await engine.start()
         request = Request({"type": "http"}, asyncio.Event().wait)
-        stream = await Views(engine, keep_alive=15).kv_stream(request)
+        stream = await Views(engine, keep_alive=15, workers=Workers(8)).kv_stream(request)
         sent = []
 
         async def send(message):

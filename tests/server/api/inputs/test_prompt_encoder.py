@@ -17,7 +17,7 @@ BEGUN = {"role": "assistant", "content": "bl"}
 
 def encoder(template: FakeChatTemplate | None) -> PromptEncoder:
     engine = FakeEngine()
-    forms = OutputForms(engine.grammars, engine.tokenizer, template)
+    forms = OutputForms(engine.tokenizer, template)
     return PromptEncoder(engine.info, engine.tokenizer, template, forms=forms)
 
 

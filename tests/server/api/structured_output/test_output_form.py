@@ -29,8 +29,8 @@ def compiler():
     return byte_compiler()
 
 
-def forms(compiler, source: str = "", **options) -> OutputForms:
-    return OutputForms(compiler, FakeTokenizer(), FakeChatTemplate(source), **options)
+def forms(source: str = "", **options) -> OutputForms:
+    return OutputForms(FakeTokenizer(), FakeChatTemplate(source), **options)
 
 
 def body(**fields) -> ChatBody:
@@ -39,26 +39,27 @@ def body(**fields) -> ChatBody:
 
 def answers(compiler, source: str, prompt: str = "", **fields) -> set[str]:
     """Some answers that the request's grammar allows."""
-    which = forms(compiler, source)
+    which = forms(source)
     asked = body(**fields)
     form = which.form(asked, which.tool_use(asked), prompt=list(prompt.encode()))
-    assert form.grammar is not None
-    texts = {random_text(form.grammar.copy(), seed, steps=2000) for seed in range(12)}
+    assert form.constraint is not None
+    grammar = compiler.compile(form.constraint.source)
+    texts = {random_text(grammar.copy(), seed, steps=2000) for seed in range(12)}
     return {text for text in texts if text is not None}
 
 
-def test_a_plain_request_asks_for_nothing(compiler):
+def test_a_plain_request_asks_for_nothing():
     """No grammar, no parser, no control tokens in the text."""
-    form = forms(compiler).form(body(response_format={"type": "text"}))
-    assert form.grammar is None
+    form = forms().form(body(response_format={"type": "text"}))
+    assert form.constraint is None
     assert not form.answer_format.reasons
     assert form.answer_format.tool_format is None
     assert not form.shown_token_ids
 
 
-def test_tools_reach_the_template_as_they_were_given(compiler):
+def test_tools_reach_the_template_as_they_were_given():
     """Unknown keys and nulls included; with tool_choice none they stay away."""
-    which = forms(compiler, HERMES)
+    which = forms(HERMES)
     assert which.tool_use(body(tools=[TOOL])).definitions == (TOOL,)
     assert which.tool_use(body(tools=[TOOL], tool_choice="none")) == NO_TOOLS
     assert which.tool_use(body(tools=[])) == NO_TOOLS
@@ -66,9 +67,9 @@ def test_tools_reach_the_template_as_they_were_given(compiler):
     assert which.turns_with_tools(turns, which.tool_use(body(tools=[TOOL]))) == turns
 
 
-def test_a_template_without_tools_gets_them_in_words(compiler):
+def test_a_template_without_tools_gets_them_in_words():
     """The model is told in a system message, the user's own kept; past calls are spelt out."""
-    which = forms(compiler)
+    which = forms()
     tools = which.tool_use(body(tools=[TOOL]))
     first, second = which.turns_with_tools([USER], tools)
     assert first["role"] == "system"
@@ -110,9 +111,10 @@ def test_a_format_and_tools_that_may_be_called_leave_both_ways_open(compiler):
 def test_thoughts_come_before_a_constrained_answer(compiler):
     """Where the prompt has opened the tag, the model may think first; the answer is bound."""
     outputs = {"choice": ["yes"]}
-    which = forms(compiler, "<think>")
+    which = forms("<think>")
     asked = body(structured_outputs=outputs)
-    grammar = which.form(asked, prompt=list(b"assistant:<think>\n")).grammar
+    constraint = which.form(asked, prompt=list(b"assistant:<think>\n")).constraint
+    grammar = compiler.compile(constraint.source)
     for byte in b"yes? no.</think>\n":
         grammar.accept(byte)
     assert allowed_ids(grammar) == [ord("\n"), ord("y")]
@@ -131,25 +133,26 @@ class ThinkingTokenizer(FakeTokenizer):
 
 def test_marks_that_are_control_tokens_are_shown_and_used(compiler):
     """The parser must see them, and a grammar ends thoughts with the token, not its spelling."""
-    which = OutputForms(compiler, ThinkingTokenizer(), FakeChatTemplate("<think>"))
+    which = OutputForms(ThinkingTokenizer(), FakeChatTemplate("<think>"))
     form = which.form(body(structured_outputs={"choice": ["yes"]}), prompt=list(b"<think>"))
     assert form.shown_token_ids == {BOS}
+    grammar = compiler.compile(form.constraint.source)
     for byte in b"hm</think>":
-        form.grammar.accept(byte)
-    form.grammar.accept(BOS)
-    assert allowed_ids(form.grammar) == [ord("\n"), ord("y")]
+        grammar.accept(byte)
+    grammar.accept(BOS)
+    assert allowed_ids(grammar) == [ord("\n"), ord("y")]
 
 
-def test_two_constraints_exclude_each_other(compiler):
+def test_two_constraints_exclude_each_other():
     """Both cannot be kept to."""
     asked = body(response_format={"type": "json_object"}, structured_outputs={"choice": ["a"]})
     with pytest.raises(InvalidRequestError, match="exclude"):
-        forms(compiler).form(asked)
+        forms().form(asked)
 
 
-def test_a_server_without_a_parser_cannot_require_a_call(compiler):
+def test_a_server_without_a_parser_cannot_require_a_call():
     """And under auto the text stays text."""
-    which = forms(compiler, HERMES, tool_call_parser="none")
+    which = forms(HERMES, tool_call_parser="none")
     with pytest.raises(InvalidRequestError, match="--tool-call-parser"):
         which.tool_use(body(tools=[TOOL], tool_choice="required"))
     asked = body(tools=[TOOL])
@@ -205,9 +208,9 @@ def test_a_call_that_is_cut_off_says_length():
 def test_a_strict_tool_constrains_calls_that_nobody_required(compiler):
     """Text stays free; other tools' arguments are any object; other formats cannot tell calls."""
     strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
-    which = forms(compiler, HERMES)
+    which = forms(HERMES)
     asked = body(tools=[strict, OTHER])
-    grammar = which.form(asked, which.tool_use(asked)).grammar
+    grammar = compiler.compile(which.form(asked, which.tool_use(asked)).constraint.source)
     assert which.enforces_strict
     for text, fits in (
         ("Hello", True),
@@ -217,17 +220,17 @@ def test_a_strict_tool_constrains_calls_that_nobody_required(compiler):
         ('<tool_call>\n{"name": "h"', False),
     ):
         assert takes(grammar.copy(), text) is fits, text
-    assert which.form(body(tools=[TOOL]), which.tool_use(body(tools=[TOOL]))).grammar is None
-    plain = forms(compiler)
+    assert which.form(body(tools=[TOOL]), which.tool_use(body(tools=[TOOL]))).constraint is None
+    plain = forms()
     assert not plain.enforces_strict
-    assert plain.form(asked, plain.tool_use(asked)).grammar is None
+    assert plain.form(asked, plain.tool_use(asked)).constraint is None
 
 
-def test_a_strict_tool_needs_a_schema_that_can_be_enforced(compiler):
+def test_a_strict_tool_needs_a_schema_that_can_be_enforced():
     """What could not be held is not promised."""
     function = {"name": "f", "strict": True, "parameters": {"type": "objekt"}}
     asked = body(tools=[{"type": "function", "function": function}])
-    which = forms(compiler, HERMES)
+    which = forms(HERMES)
     with pytest.raises(InvalidRequestError, match="'tools' cannot be used") as error:
         which.form(asked, which.tool_use(asked))
     assert error.value.param == "tools"

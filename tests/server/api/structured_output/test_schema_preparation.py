@@ -5,7 +5,9 @@ import json
 import jsonschema
 import pytest
 from grammars import byte_compiler, random_text
+from growth import LINEAR, growth
 
+import server.api.structured_output.schema_preparation as module
 from server.api.structured_output.schema_preparation import (
     MAX_DEPTH,
     prepare_pattern,
@@ -145,3 +147,38 @@ def test_what_cannot_be_written_is_refused(schema):
     """A character without an escape of its own would be left out in silence."""
     with pytest.raises(ValueError, match="U\\+00"):
         prepare_schema({"items": schema})
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["[", "[^", "[]", "[\\", "\\", "(", "a{", "a{1", "*{1", "a**?", "a?", "{1,", "[a]", "/"],
+)
+def test_patterns_are_scanned_in_linear_time(part):
+    """Whatever is repeated in them, and however it is meant to be closed."""
+    assert growth(lambda size: lambda: prepare_pattern(part * size), 4_000) < LINEAR
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        lambda text: {"pattern": text},
+        lambda text: {"patternProperties": {text: {}}},
+        lambda text: {"properties": {text: {}}},
+        lambda text: {"description": text},
+        lambda text: {"enum": [text[:9]] * (len(text) // 4)},
+        lambda text: {"anyOf": [{"pattern": text[:500]}] * 2000},
+    ],
+    ids=["pattern", "patternProperties", "properties", "description", "enum", "anyOf"],
+)
+def test_what_is_too_large_is_refused_at_sight(monkeypatch, schema):
+    """Before anything looks through it."""
+    monkeypatch.setattr(module, "prepare_pattern", pytest.fail)
+    monkeypatch.setattr(module, "_map_schemas", pytest.fail)
+    with pytest.raises(ValueError, match="at most 262144 bytes"):
+        prepare_schema(schema("[" * 1_000_000))
+
+
+def test_a_pattern_that_is_too_long_is_refused_at_sight():
+    """A megabyte costs no more than its length."""
+    with pytest.raises(ValueError, match="at most 262144 bytes"):
+        prepare_pattern("[" * 1_000_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from growth import LINEAR, growth
 
 from server.api.transport.json_body import parse_object
 from server.errors import InvalidRequestError
@@ -80,3 +81,24 @@ def test_escaped_pairs_are_characters():
         "a": "🦉",
         "b": [1.5, None],
     }
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        lambda n: [*map(str, range(n)), str(n - 1)],
+        lambda n: ["first", *map(str, range(n)), "first"],
+        lambda n: ["same"] * n,
+    ],
+    ids=["last", "first", "all"],
+)
+def test_duplicate_names_cost_linear_time(names):
+    """An object whose names are not unique is refused as fast as it is read."""
+
+    def work(size: int):
+        raw = "{" + ",".join(f'"{name}":1' for name in names(size)) + "}"
+        return lambda: parse_object(raw.encode())
+
+    with pytest.raises(InvalidRequestError, match="appears twice"):
+        work(10)()
+    assert growth(work, 20_000) < LINEAR

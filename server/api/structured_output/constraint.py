@@ -1,0 +1,16 @@
+"""Constraint: a grammar that is still to be compiled, and the field that asked for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.engine.grammars.grammar import GrammarSource
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer must fit."""
+
+    source: GrammarSource
+    param: str
+    """The field that is at fault if it cannot be compiled."""
