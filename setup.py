@@ -45,12 +45,21 @@ X86_VARIANTS = {
     "avxvnni": ["-DKVSERVE_AVXVNNI", "-mavxvnni", "-DKVSERVE_AVX2", *AVX2],
     "avx2": ["-DKVSERVE_AVX2", *AVX2],
 }
+ARM_VARIANTS = {
+    "i8mm": ["-DKVSERVE_I8MM", "-DKVSERVE_DOTPROD", "-march=armv8.2-a+dotprod+i8mm"],
+    "dotprod": ["-DKVSERVE_DOTPROD", "-march=armv8.2-a+dotprod"],
+}
+VARIANTS = {
+    "x86_64": X86_VARIANTS,
+    "amd64": X86_VARIANTS,
+    "aarch64": ARM_VARIANTS,
+    "arm64": ARM_VARIANTS,
+}
 
 
 def variants() -> dict[str, list[str]]:
     """The instruction sets worth compiling for on this machine, with their flags."""
-    on_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return {**(X86_VARIANTS if on_x86 else {}), "portable": []}
+    return {**VARIANTS.get(platform.machine().lower(), {}), "portable": []}
 
 
 class BuildKernels(build_ext):

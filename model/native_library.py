@@ -17,9 +17,9 @@ from model.errors import ModelError
 from model.native_abi import ABI_VERSION, SIGNATURES, struct_layouts
 from model.packed_memory import PackedMemory
 
-InstructionSet = Literal["amx", "avx512", "avxvnni", "avx2", "portable"]
+InstructionSet = Literal["amx", "avx512", "avxvnni", "avx2", "i8mm", "dotprod", "portable"]
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
-"""Best first."""
+"""Best first, those of x86 before those of ARM."""
 
 KERNELS_FOLDER = Path(__file__).parent / "kernels"
 

@@ -71,7 +71,9 @@ class EngineConfig(BaseSettings):
     """Where to run; auto is CUDA if there is one."""
     threads: AutoInt = None
     """CPU threads of the forward pass; auto follows the affinity mask and the cgroup quota."""
-    kernels: Literal["auto", "amx", "avx512", "avxvnni", "avx2", "portable", "off"] = "auto"
+    kernels: Literal[
+        "auto", "amx", "avx512", "avxvnni", "avx2", "i8mm", "dotprod", "portable", "off"
+    ] = "auto"
     """Native CPU kernels; auto is the best this processor can run, off leaves it to torch."""
     quantize: Literal["int8", "int4"] | None = None
     """Round the matrices to groups of 8 or 4 bits as they are loaded."""

@@ -7,8 +7,11 @@
 #include <cpuid.h>
 #endif
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include <string>
@@ -57,6 +60,27 @@ std::string find_instruction_sets() {
   return sets;
 }
 }  // namespace
+#elif defined(__aarch64__)
+namespace {
+std::string find_instruction_sets() {
+#if defined(__linux__)
+  constexpr unsigned long kDotProducts = 1ul << 20, kMatrices = 1ul << 13;
+  const bool dotprod = (getauxval(AT_HWCAP) & kDotProducts) != 0;
+  const bool i8mm = dotprod && (getauxval(AT_HWCAP2) & kMatrices) != 0;
+#elif defined(__APPLE__)
+  const auto has = [](const char* feature) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;
+  };
+  const bool dotprod = has("hw.optional.arm.FEAT_DotProd");
+  const bool i8mm = dotprod && has("hw.optional.arm.FEAT_I8MM");
+#else
+  const bool dotprod = false, i8mm = false;
+#endif
+  return i8mm ? "i8mm,dotprod,portable" : dotprod ? "dotprod,portable" : "portable";
+}
+}  // namespace
 #else
 namespace {
 std::string find_instruction_sets() { return "portable"; }
@@ -74,6 +98,10 @@ const char* kv_instruction_set(void) {
   return "avxvnni";
 #elif defined(KVSERVE_AVX2)
   return "avx2";
+#elif defined(KVSERVE_I8MM)
+  return "i8mm";
+#elif defined(KVSERVE_DOTPROD)
+  return "dotprod";
 #else
   return "portable";
 #endif

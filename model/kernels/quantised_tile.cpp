@@ -26,6 +26,10 @@ constexpr int kPanels = 1, kWideRows = 4, kWidePanels = 1;
 template <int Format>
 constexpr int kRows = Format == KV_INT8 ? 4 : 3;
 constexpr int kPanels = 1, kWideRows = 4, kWidePanels = 1;
+#elif defined(KVSERVE_DOTPROD)
+template <int Format>
+constexpr int kRows = 4;
+constexpr int kPanels = 1, kWideRows = 2, kWidePanels = 1;
 #else
 template <int Format>
 constexpr int kRows = 2;
@@ -124,12 +128,54 @@ void prepare(const Layout& layout, const uint8_t* panel, int64_t group_begin, in
   }
 }
 
+// One line of a group: four inputs, or eight as packed with 4 bits.
+template <int Format, bool IsPrepared>
+KV_INLINE I weight_line(const uint8_t* values, int64_t panel_bytes, int line, int v) {
+  if (Format != KV_INT8 && IsPrepared)
+    return load_as<I>(values + v * Prepared<Format>::bytes + line * W * 4);
+  return weight_bytes(values + line * 64, panel_bytes, v);
+}
+
+#if defined(KVSERVE_I8MM)
+// group_dots by matrix products: two rows at once, eight inputs at once.
+template <int Format, int R, int V>
+KV_INLINE void pair_dots(const uint8_t* values, int64_t panel_bytes,
+                         const QuantisedGroup* const (&x)[R], I (&dots)[R][V]) {
+  constexpr int kPairs = (R + 1) / 2;  // the last one may hold a row twice
+  const I sign = set1(Format == KV_INT8 ? int32_t(0x80808080u) : 0);
+  PairSums sums[kPairs][V] = {};
+  KV_UNROLL
+  for (int line = 0; line < 8; line += 2) {
+    int8x16_t rows[kPairs];
+    KV_UNROLL
+    for (int p = 0; p < kPairs; ++p)
+      rows[p] = vcombine_s8(vld1_s8(x[2 * p]->values + line * 4),
+                            vld1_s8(x[2 * p + 1 < R ? 2 * p + 1 : 2 * p]->values + line * 4));
+    KV_UNROLL
+    for (int v = 0; v < V; ++v) {
+      const I even = sign ^ weight_line<Format, true>(values, panel_bytes, line, v);
+      const I odd = sign ^ weight_line<Format, true>(values, panel_bytes, line + 1, v);
+      KV_UNROLL
+      for (int p = 0; p < kPairs; ++p) add_pair(sums[p][v], even, odd, rows[p]);
+    }
+  }
+  KV_UNROLL
+  for (int r = 0; r < R; ++r)
+    KV_UNROLL
+    for (int v = 0; v < V; ++v)
+      dots[r][v] = dots[r][v] + (r % 2 ? sums[r / 2][v].second() : sums[r / 2][v].first());
+}
+#endif
+
 // dots += the products of a group's activations with the weights, for each row and output; from
 // packed weights also the totals on the way.
 template <int Format, bool IsPrepared, int R, int V>
 KV_INLINE void group_dots(const uint8_t* values, int64_t panel_bytes,
                           const QuantisedGroup* const (&x)[R], Sums<Format> (&dots)[R][V],
                           Sums<Format> (&totals)[V]) {
+#if defined(KVSERVE_I8MM)
+  if constexpr (IsPrepared && R > 1) return pair_dots<Format, R, V>(values, panel_bytes, x, dots);
+#endif
   const I mask = set1(int32_t(0x0f0f0f0f));
   constexpr bool wide = Format == KV_INT8 || IsPrepared;  // a byte for each weight
   KV_UNROLL
@@ -137,9 +183,7 @@ KV_INLINE void group_dots(const uint8_t* values, int64_t panel_bytes,
     I low[V], high[V];
     KV_UNROLL
     for (int v = 0; v < V; ++v) {
-      const I w = Format != KV_INT8 && IsPrepared
-                      ? load_as<I>(values + v * Prepared<Format>::bytes + line * W * 4)
-                      : weight_bytes(values + line * 64, panel_bytes, v);
+      const I w = weight_line<Format, IsPrepared>(values, panel_bytes, line, v);
       if (!IsPrepared) totals[v] = add_totals<Format>(totals[v], w);
       low[v] = wide ? w : w & mask;
       high[v] = (w >> 4) & mask;

@@ -8,7 +8,9 @@
 //   KVSERVE_AMX      the same, with AVX-512 BF16 and the matrix registers of AMX
 //   KVSERVE_AVX2      8 lanes, AVX2 with FMA and F16C
 //   KVSERVE_AVXVNNI   the same, with the dot products of AVX-VNNI
-//   (neither)         4 lanes, the compiler's vector extension: SSE2, NEON or anything else
+//   KVSERVE_DOTPROD   4 lanes, NEON with the dot products of ARMv8.2
+//   KVSERVE_I8MM      the same, with its products of 8-bit matrices
+//   (none of them)    4 lanes, the compiler's vector extension: SSE2, NEON or anything else
 //
 // Rule for all users: an element's value must not depend on the lane it sits in.  All operations
 // here are lane-wise, and a partial load fills the missing lanes with zeros, so a row's tail goes
@@ -20,6 +22,8 @@
 
 #if defined(KVSERVE_AVX512) || defined(KVSERVE_AVX2)
 #include <immintrin.h>
+#elif defined(KVSERVE_DOTPROD)
+#include <arm_neon.h>
 #endif
 
 #define KV_INLINE inline __attribute__((always_inline))
@@ -96,6 +100,8 @@ KV_INLINE F fma(F a, F b, F c) {
   return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(KVSERVE_AVX2)
   return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(KVSERVE_DOTPROD)
+  return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
 #endif
@@ -206,6 +212,18 @@ KV_INLINE Vector reduce_each(const Vector (&vectors)[W], Both both) {
                     _mm256_unpackhi_epi32(halves[2 * i], halves[2 * i + 1]));
   result = (Vector)join(_mm256_unpacklo_epi64(pairs[0], pairs[1]),
                         _mm256_unpackhi_epi64(pairs[0], pairs[1]));
+#elif defined(KVSERVE_DOTPROD)
+  const auto at = [&](int i) { return (int32x4_t)vectors[i]; };
+  const auto join = [&](int32x4_t a, int32x4_t b) { return (int32x4_t)both((Vector)a, (Vector)b); };
+  // Lanes 0 and 2 beside 1 and 3, of two vectors each.
+  const auto halves = [&](int32x4_t a, int32x4_t b) {
+    return join(vreinterpretq_s32_s64(
+                    vzip1q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b))),
+                vreinterpretq_s32_s64(
+                    vzip2q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b))));
+  };
+  const int32x4_t low = halves(at(0), at(1)), high = halves(at(2), at(3));
+  result = (Vector)join(vuzp1q_s32(low, high), vuzp2q_s32(low, high));
 #else
   for (int i = 0; i < W; ++i) {
     Vector v = vectors[i];
@@ -225,6 +243,8 @@ KV_INLINE bool any_nan(F v) {
   return _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q) != 0;
 #elif defined(KVSERVE_AVX2)
   return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, (__m256)v, _CMP_UNORD_Q)) != 0;
+#elif defined(KVSERVE_DOTPROD)
+  return vminvq_u32(vceqq_f32((float32x4_t)v, (float32x4_t)v)) == 0;
 #else
   return reduce_max((I)abs(v)) > 0x7f800000;
 #endif
@@ -256,6 +276,10 @@ KV_INLINE void store_bytes(int8_t* p, I v) {
   const __m128i low = _mm256_castsi256_si128((__m256i)v);
   const __m128i words = _mm_packs_epi32(low, _mm256_extracti128_si256((__m256i)v, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+#elif defined(KVSERVE_DOTPROD)
+  const int16x4_t words = vmovn_s32((int32x4_t)v);
+  const int8x8_t bytes = vmovn_s16(vcombine_s16(words, words));
+  std::memcpy(p, &bytes, W);
 #else
   for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(v[i]);
 #endif
@@ -342,6 +366,8 @@ KV_INLINE F load_half(const uint16_t* p) {
   return (F)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(KVSERVE_AVX2)
   return (F)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(KVSERVE_DOTPROD)
+  return (F)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
   U h;
   for (int i = 0; i < W; ++i) h[i] = p[i];
@@ -377,6 +403,8 @@ KV_INLINE Sums4 dot4_u4(Sums4 sum, I w, I x4) {
   sum = sum + (Sums4)_mm256_maddubs_epi16((__m256i)w, (__m256i)x4);
   asm("" : "+x"(sum));  // else the compiler adds in a tree and has no registers for its leaves
   return sum;
+#elif defined(KVSERVE_DOTPROD)
+  return (I)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)x4);
 #else
   typedef int16_t S __attribute__((vector_size(4 * W)));
   const S we = (S)w & 0xff, wo = (S)((U)w >> 8 & 0x00ff00ffu);
@@ -407,6 +435,9 @@ KV_INLINE I dot4_u8(I sum, I w, I x4) {
   sum = sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   asm("" : "+x"(sum));
   return sum;
+#elif defined(KVSERVE_DOTPROD)
+  const int8x16_t ws = (int8x16_t)(w ^ set1(int32_t(0x80808080u)));
+  return (I)vdotq_s32((int32x4_t)sum, ws, (int8x16_t)x4);
 #else
   typedef int16_t S __attribute__((vector_size(4 * W)));
   const S ws = (S)(w ^ set1(int32_t(0x80808080u)));
@@ -416,6 +447,24 @@ KV_INLINE I dot4_u8(I sum, I w, I x4) {
   return sum + ((I)(pairs << 16) >> 16) + (pairs >> 16);
 #endif
 }
+
+#if defined(KVSERVE_I8MM)
+// Sums of signed bytes for two rows: lanes (output, row), of two outputs each.
+struct PairSums {
+  int32x4_t low, high;
+
+  I first() const { return (I)vuzp1q_s32(low, high); }
+  I second() const { return (I)vuzp2q_s32(low, high); }
+};
+
+// Eight inputs: four of every output in w_even and the next four in w_odd, those of the rows in
+// one half of x each.
+KV_INLINE void add_pair(PairSums& sums, I w_even, I w_odd, int8x16_t x) {
+  const int32x4_t even = (int32x4_t)w_even, odd = (int32x4_t)w_odd;
+  sums.low = vmmlaq_s32(sums.low, vreinterpretq_s8_s32(vzip1q_s32(even, odd)), x);
+  sums.high = vmmlaq_s32(sums.high, vreinterpretq_s8_s32(vzip2q_s32(even, odd)), x);
+}
+#endif
 
 // Both products of the pairs of int16 in every lane, added up.
 KV_INLINE I dot2_s16(I a, I b) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import get_args
 
 import pytest
 
@@ -13,6 +14,7 @@ from model.native_library import (
     NativeUnavailableError,
     load_kernels,
 )
+from server.config import EngineConfig
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +65,12 @@ def test_every_processor_runs_the_portable_set() -> None:
     supported = native_library.supported_instruction_sets()
     assert supported[-1] == "portable"
     assert list(supported) == [known for known in INSTRUCTION_SETS if known in supported]
+
+
+def test_options_name_every_set() -> None:
+    """Each instruction set can be asked for by --kernels."""
+    choices = get_args(EngineConfig.model_fields["kernels"].annotation)
+    assert choices == ("auto", *INSTRUCTION_SETS, "off")
 
 
 def test_pools_come_and_go() -> None:
