@@ -17,7 +17,7 @@ from model.text.control_tokens import ControlTokens, Segment
 from model.text.template_renderer import TemplateLimitError, TemplateRenderer
 from model.tokenizer import Tokenizer
 
-Message = Mapping[str, object]
+TemplateMessage = Mapping[str, object]
 
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 """Appended to the message to be continued; the prompt ends where it shows up."""
@@ -46,10 +46,10 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[TemplateMessage],
         *,
         control_tokens: ControlTokens = _NO_TOKENS,
-        tools: Sequence[Message] | None = None,
+        tools: Sequence[TemplateMessage] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **kwargs: object,
@@ -104,9 +104,9 @@ class ChatTemplate:
     def encode(
         self,
         tokenizer: Tokenizer,
-        messages: Sequence[Message],
+        messages: Sequence[TemplateMessage],
         *,
-        tools: Sequence[Message] | None = None,
+        tools: Sequence[TemplateMessage] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **kwargs: object,
@@ -197,7 +197,7 @@ def read_gguf_templates(metadata: Mapping[str, object]) -> str | dict[str, str] 
     return found["default"] if set(found) == {"default"} else found or None
 
 
-def _variants(messages: Sequence[Message]) -> Iterator[list[dict[str, object]]]:
+def _variants(messages: Sequence[TemplateMessage]) -> Iterator[list[dict[str, object]]]:
     """Yield the messages as the reference passes them, then milder forms for older templates.
 
     The reference leaves out what is null and hands the arguments of a call over as an object; some
@@ -213,7 +213,7 @@ def _variants(messages: Sequence[Message]) -> Iterator[list[dict[str, object]]]:
         yield [{"content": "", **turn} for turn in plain]
 
 
-def _without_nulls(message: Message) -> dict[str, object]:
+def _without_nulls(message: TemplateMessage) -> dict[str, object]:
     """Leave out what is null, and give reasoning the names that templates know it by."""
     turn = {name: value for name, value in message.items() if value is not None}
     reasoning = next((turn[name] for name in _REASONING_NAMES if name in turn), None)
@@ -244,7 +244,7 @@ def _parsed_call(call: object) -> object:
     return {**call, "function": {**function, "arguments": parsed}}
 
 
-def _tag_final_text(messages: Sequence[Message]) -> tuple[list[Message], str]:
+def _tag_final_text(messages: Sequence[TemplateMessage]) -> tuple[list[TemplateMessage], str]:
     """Append the tag to the text that is to be continued, and return that text as well."""
     content = messages[-1].get("content") if messages else None
     if isinstance(content, str):

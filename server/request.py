@@ -84,7 +84,7 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class Logprob:
     """One token's natural log-probability under the model, with the likeliest alternatives.
 
     The probabilities are those of the model itself, before temperature, penalties and biases.
@@ -154,7 +154,7 @@ class Request:
     """Tokens that were guessed ahead and checked."""
     num_accepted_tokens: int = field(default=0, init=False)
     """Those of them that it then said."""
-    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list, init=False)
+    prompt_logprobs: list[Logprob | None] = field(default_factory=list, init=False)
     """Filled in order of position; the first token has none."""
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class RequestOutput(NamedTuple):
     request_id: str
     text: str = ""
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
     """One for each of `token_ids` if they were asked for, else empty."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -195,7 +195,7 @@ class RequestOutput(NamedTuple):
     """The stop string or stop token id that ended the request; None for an end-of-text token."""
     error: str | None = None
     """A sentence for the client when finish_reason is REFUSED or ERROR."""
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
     """Complete, once, in the output that brings the first token (or ends a scoring request)."""
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,14 @@ def test_no_module_shadows_a_library(module: str):
     """No module or package carries the name of a standard library module or of a dependency."""
     dependencies = {"safetensors", "tokenizers", "gguf", "torch", "jinja2", "openai", "numpy"}
     assert not {*module.split(".")} & (sys.stdlib_module_names | dependencies)
+
+
+def test_no_two_classes_share_a_name():
+    """A class's name says which one is meant, wherever it is read."""
+    names = [
+        node.name
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert [name for name, count in Counter(names).items() if count > 1] == []

@@ -23,11 +23,11 @@ from server.engine.scheduler import Scheduler
 from server.engine.text_logits import text_logits
 from server.request import (
     FinishReason,
+    Logprob,
     Request,
     RequestOutput,
     RequestStatus,
     SamplingParams,
-    TokenLogprob,
 )
 
 
@@ -256,7 +256,7 @@ class Engine:
             refused = sampled.is_contradiction(row) or asks_too_much
             reason = FinishReason.REFUSED if refused else FinishReason.ERROR
             return self._output_processor.fail(request, sampled.failed[row], reason=reason)
-        logprob: TokenLogprob | None = sampled.logprobs[row]
+        logprob: Logprob | None = sampled.logprobs[row]
         return self._output_processor.process(request, sampled.token_ids[row], logprob)
 
     def _finish(self, request: Request, output: RequestOutput) -> RequestOutput:

@@ -13,10 +13,10 @@ from server.engine.detokenizer import Detokenizer, RememberedSpeller
 from server.engine.grammars.grammar import GrammarError
 from server.request import (
     FinishReason,
+    Logprob,
     Request,
     RequestOutput,
     TokenConstraint,
-    TokenLogprob,
 )
 
 logger = logging.getLogger(__name__)
@@ -57,9 +57,7 @@ class OutputProcessor:
         """Close a request whose output nobody waits for any more."""
         self._detokenizers.pop(request_id, None)
 
-    def process(
-        self, request: Request, token_id: int, logprob: TokenLogprob | None
-    ) -> RequestOutput:
+    def process(self, request: Request, token_id: int, logprob: Logprob | None) -> RequestOutput:
         """Append the token to the request and say what it brings.
 
         A fault in here is this request's own: it ends with an error, the others go on.
@@ -87,7 +85,7 @@ class OutputProcessor:
         )
 
     def _advance(
-        self, request: Request, token_id: int, logprobs: tuple[TokenLogprob, ...]
+        self, request: Request, token_id: int, logprobs: tuple[Logprob, ...]
     ) -> RequestOutput:
         detokenizer = self._detokenizers[request.request_id]
         request.token_ids.append(token_id)
@@ -150,7 +148,7 @@ def _last_output(
     request: Request,
     reason: FinishReason,
     *,
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None,
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None,
     error: str | None = None,
 ) -> RequestOutput:
     """The end of a request that brings no token."""

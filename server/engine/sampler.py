@@ -21,7 +21,7 @@ from server.engine.grammars.grammar import Words
 from server.engine.sampling.logit_edits import NOTHING_ALLOWED, LogitEdits
 from server.engine.sampling.native_chooser import NativeChooser
 from server.engine.sampling.torch_chooser import TorchChooser
-from server.request import Request, TokenLogprob
+from server.request import Logprob, Request
 
 
 class Chooser(Protocol):
@@ -53,7 +53,7 @@ class Chooser(Protocol):
         *,
         rows: Sequence[int],
         num_top: Sequence[int],
-    ) -> list[TokenLogprob]:
+    ) -> list[Logprob]:
         """Score one token in each of these rows, with its likeliest alternatives.
 
         Raises:
@@ -67,7 +67,7 @@ class SamplerOutput:
 
     token_ids: list[int]
     """(B,) the chosen tokens; meaningless in a failed row."""
-    logprobs: list[TokenLogprob | None]
+    logprobs: list[Logprob | None]
     """(B,) for the rows that asked and did not fail."""
     failed: dict[int, str] = field(default_factory=dict)
     """Row -> why no token could be chosen, a sentence for the client."""
@@ -128,7 +128,7 @@ class Sampler:
 
     def prompt_logprobs(
         self, logits: Tensor, token_ids: Sequence[int], num_top: int
-    ) -> list[TokenLogprob]:
+    ) -> list[Logprob]:
         """Score prompt tokens: row i of `logits` (R, V) is the model's guess at `token_ids[i]`.
 
         Raises:
@@ -170,8 +170,8 @@ class Sampler:
 
     def _score(
         self, logits: Tensor, token_ids: Sequence[int], failed: dict[int, str]
-    ) -> list[TokenLogprob | None]:
-        scored: list[TokenLogprob | None] = [None] * len(token_ids)
+    ) -> list[Logprob | None]:
+        scored: list[Logprob | None] = [None] * len(token_ids)
         if not self._scored:
             return scored
         wanted = [(row, top) for row, top in self._scored if row not in failed]

@@ -17,7 +17,7 @@ from server.errors import ConfigurationError
 if TYPE_CHECKING:
     from server.engine.loaded_engine import LoadedEngine
 
-Facts = dict[str, object]
+RunFacts = dict[str, object]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Write all that was found as JSON.")]
 FigurePath = Annotated[
     Path | None, typer.Option("--figure", help="Write a figure: .png, .svg or .pdf.")
@@ -38,7 +38,7 @@ def load_for_one(config: EngineConfig, *, max_model_len: int) -> LoadedEngine:
     return build_engine(config.model_copy(update={"max_num_seqs": 1, "max_model_len": length}))
 
 
-def describe(loaded: LoadedEngine) -> Facts:
+def describe(loaded: LoadedEngine) -> RunFacts:
     """What a measurement was made with, for JSON."""
     info = loaded.info
     return {
@@ -49,7 +49,7 @@ def describe(loaded: LoadedEngine) -> Facts:
     }
 
 
-def caption(facts: Facts) -> str:
+def caption(facts: RunFacts) -> str:
     """The same for people."""
     plural = "s" if facts["num_threads"] != 1 else ""
     where = f"{facts['num_threads']} CPU thread{plural}"

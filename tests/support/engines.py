@@ -10,7 +10,7 @@ from pathlib import Path
 from server.config import EngineConfig
 from server.engine.engine import Engine
 from server.engine.loaded_engine import LoadedEngine, build_engine
-from server.request import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
+from server.request import FinishReason, Logprob, Request, RequestOutput, SamplingParams
 
 _numbers = count()
 
@@ -21,8 +21,8 @@ class Result:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob | None] | None = None
+    logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob | None] | None = None
     last: RequestOutput | None = None
 
     @property

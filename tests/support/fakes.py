@@ -17,7 +17,7 @@ from server.engine.engine_info import EngineCounts, EngineInfo
 from server.engine.grammars.grammar import GrammarCompiler
 from server.engine.timeline import Timeline
 from server.engine_status import EngineStatus
-from server.request import FinishReason, Request, RequestOutput, TokenLogprob
+from server.request import FinishReason, Logprob, Request, RequestOutput
 
 BOS, EOS = 256, 257
 SPECIAL = {BOS: b"<bos>", EOS: b"<eos>"}
@@ -256,12 +256,12 @@ class FakeRun:
         )
         return text[: len(text) - held]
 
-    def _logprob(self, token: int) -> TokenLogprob:
+    def _logprob(self, token: int) -> Logprob:
         other = 65 if token != 65 else 66
         top = ((token, LOGPROB), (other, float("-inf")))[: self.params.logprobs or 0]
-        return TokenLogprob(token, LOGPROB, top)
+        return Logprob(token, LOGPROB, top)
 
-    def _prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+    def _prompt_logprobs(self) -> tuple[Logprob | None, ...] | None:
         if self.params.prompt_logprobs is None:
             return None
         prompt = self.request.token_ids[: self.request.num_prompt_tokens]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.api.structured_output.tool_calls import ToolCallDelta, ToolCallParser
+from server.api.structured_output.tool_calls import CallPiece, ToolCallParser
 
 NAMES = ("f", "g")
 
@@ -14,7 +14,7 @@ def read(tool_format, pieces, names=NAMES):
     text = "".join(part for part in found if isinstance(part, str))
     calls: list[list[str]] = []
     for part in found:
-        if isinstance(part, ToolCallDelta):
+        if isinstance(part, CallPiece):
             if part.id is not None:
                 assert part.index == len(calls)
                 assert part.arguments == ""

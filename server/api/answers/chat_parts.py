@@ -8,14 +8,14 @@ from typing import Any
 from server.api.schemas import wire_types
 from server.api.structured_output.answer_parser import Part
 from server.api.structured_output.reasoning import Reasoning
-from server.api.structured_output.tool_calls import ToolCallDelta
+from server.api.structured_output.tool_calls import CallPiece
 
 
 def to_message(parts: Sequence[Part]) -> wire_types.AssistantMessage:
     """The whole message; its content is null if there is nothing but calls or thoughts."""
     content = "".join(part for part in parts if isinstance(part, str))
     reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
-    calls = _calls([part for part in parts if isinstance(part, ToolCallDelta)])
+    calls = _calls([part for part in parts if isinstance(part, CallPiece)])
     more: dict[str, Any] = {"reasoning_content": reasoning} if reasoning else {}
     more |= {"tool_calls": calls} if calls else {}
     return wire_types.AssistantMessage(
@@ -28,7 +28,7 @@ def to_deltas(parts: Sequence[Part]) -> Iterator[wire_types.Delta]:
     for part in _joined(parts):
         if isinstance(part, Reasoning):
             yield wire_types.Delta(reasoning_content=part.text)
-        elif isinstance(part, ToolCallDelta):
+        elif isinstance(part, CallPiece):
             yield wire_types.Delta(tool_calls=[_call_delta(part)])
         else:
             yield wire_types.Delta(content=part)
@@ -52,14 +52,14 @@ def _both(one: Part, other: Part) -> Part | None:
         return one + other
     if isinstance(one, Reasoning) and isinstance(other, Reasoning):
         return Reasoning(one.text + other.text)
-    if not (isinstance(one, ToolCallDelta) and isinstance(other, ToolCallDelta)):
+    if not (isinstance(one, CallPiece) and isinstance(other, CallPiece)):
         return None
     if one.id is not None or other.id is not None:
         return None  # the first of a call stands alone
-    return ToolCallDelta(index=one.index, arguments=one.arguments + other.arguments)
+    return CallPiece(index=one.index, arguments=one.arguments + other.arguments)
 
 
-def _call_delta(part: ToolCallDelta) -> wire_types.ToolCallDelta:
+def _call_delta(part: CallPiece) -> wire_types.ToolCallDelta:
     if part.id is None or part.name is None:
         function = wire_types.FunctionDelta(arguments=part.arguments)
         return wire_types.ToolCallDelta(index=part.index, function=function)
@@ -69,7 +69,7 @@ def _call_delta(part: ToolCallDelta) -> wire_types.ToolCallDelta:
     )
 
 
-def _calls(parts: Sequence[ToolCallDelta]) -> list[wire_types.ToolCall]:
+def _calls(parts: Sequence[CallPiece]) -> list[wire_types.ToolCall]:
     return [
         wire_types.ToolCall(
             id=first.id or "",

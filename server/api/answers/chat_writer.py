@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from server.api.answers.chat_parts import to_deltas, to_message
 from server.api.answers.choices import Piece, ScoredToken
 from server.api.answers.writer import NOTHING, Writer, ending_of
-from server.api.call import Call
+from server.api.generation_call import GenerationCall
 from server.api.protocols import TokenizerLike
 from server.api.schemas import wire_types
 from server.api.structured_output.answer_parser import AnswerParser, Part
@@ -22,7 +22,7 @@ from server.request import FinishReason
 class ChatWriter(Writer):
     """Writes the answers of /v1/chat/completions."""
 
-    def __init__(self, call: Call, tokenizer: TokenizerLike) -> None:
+    def __init__(self, call: GenerationCall, tokenizer: TokenizerLike) -> None:
         super().__init__(call, tokenizer)
         self._parsers = [AnswerParser(call.answer_format) for _ in call.requests]
 

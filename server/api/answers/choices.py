@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from server.api.call import AnswerOptions, Prompt
+from server.api.generation_call import AnswerOptions, EncodedPrompt
 from server.api.protocols import TokenizerLike
 from server.errors import EngineUnavailableError, InternalError, InvalidRequestError
-from server.request import FinishReason, RequestOutput, TokenLogprob
+from server.request import FinishReason, Logprob, RequestOutput
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
@@ -94,7 +94,7 @@ class Choice:
         options: What the client wants to see.
     """
 
-    def __init__(self, names: TokenNames, prompt: Prompt, options: AnswerOptions) -> None:
+    def __init__(self, names: TokenNames, prompt: EncodedPrompt, options: AnswerOptions) -> None:
         self._names = names
         self._prompt = prompt
         self._options = options
@@ -108,7 +108,7 @@ class Choice:
         self.num_cached_tokens = 0
         self.num_drafted_tokens = 0
         self.num_accepted_tokens = 0
-        self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+        self.prompt_logprobs: tuple[Logprob | None, ...] = ()
         """Complete with the first output, if they were computed."""
 
     def advance(self, output: RequestOutput) -> Piece:
@@ -150,7 +150,7 @@ class Choice:
         self._decoded = len(self._prompt.text)
         return self._prompt.text
 
-    def _score(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> None:
+    def _score(self, token_ids: Sequence[int], logprobs: Sequence[Logprob | None]) -> None:
         """Line tokens up with the text; only the first of a prompt has no log-probability."""
         if self._options.logprobs is None:
             return

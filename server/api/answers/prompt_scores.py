@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from server.api.answers.choices import TokenNames, finite
 from server.api.schemas.wire_types import PromptLogprob
-from server.request import TokenLogprob
+from server.request import Logprob
 
 
 def prompt_scores(
-    logprobs: Sequence[TokenLogprob | None], num_top: int, names: TokenNames
+    logprobs: Sequence[Logprob | None], num_top: int, names: TokenNames
 ) -> list[dict[str, PromptLogprob] | None]:
     """The scores of a prompt.
 
@@ -27,7 +27,7 @@ def prompt_scores(
     return [None if each is None else _score(each, num_top, names) for each in logprobs]
 
 
-def _score(logprob: TokenLogprob, num_top: int, names: TokenNames) -> dict[str, PromptLogprob]:
+def _score(logprob: Logprob, num_top: int, names: TokenNames) -> dict[str, PromptLogprob]:
     """The token itself first, then the alternatives, each once."""
     ranks = {id_: rank for rank, (id_, _) in enumerate(logprob.top, start=1)}
     values = {logprob.token_id: logprob.logprob, **dict(logprob.top[:num_top])}

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from server.api.answers.choices import Choice, Piece, TokenNames
 from server.api.answers.prompt_scores import prompt_scores
-from server.api.call import Call
+from server.api.generation_call import GenerationCall
 from server.api.protocols import TokenizerLike
 from server.api.schemas import wire_types
 from server.api.transport.wire import DONE, KEEP_ALIVE, encode, event
@@ -38,7 +38,7 @@ class Writer(abc.ABC):
         tokenizer: Shows the tokens of log-probabilities.
     """
 
-    def __init__(self, call: Call, tokenizer: TokenizerLike) -> None:
+    def __init__(self, call: GenerationCall, tokenizer: TokenizerLike) -> None:
         self.call = call
         self._names = TokenNames(
             tokenizer,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from server.api.answers.choices import Piece
 from server.api.structured_output.answer_parser import AnswerFormat, AnswerParser, Part
 from server.api.structured_output.reasoning import Reasoning
-from server.api.structured_output.tool_calls import ToolCallDelta
+from server.api.structured_output.tool_calls import CallPiece
 
 
 class BlockKind(enum.Enum):
@@ -113,7 +113,7 @@ class BlockReader:
         self._thinks = bool(parts) and isinstance(parts[-1], Reasoning)
 
     def _take(self, part: Part) -> Iterator[Change]:
-        if isinstance(part, ToolCallDelta):
+        if isinstance(part, CallPiece):
             if part.id is not None:
                 yield from self._start(BlockKind.CALL, part.id, part.name or "")
             text = part.arguments

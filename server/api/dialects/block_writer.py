@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from server.api.answers.choices import Piece
 from server.api.answers.writer import Writer
-from server.api.call import Call
 from server.api.dialects.answer_blocks import BlockReader, Change
+from server.api.generation_call import GenerationCall
 from server.api.protocols import TokenizerLike
 from server.api.transport.wire import encode
 from server.request import FinishReason, RequestOutput
@@ -34,7 +34,7 @@ class BlockWriter(Writer):
         tokenizer: See Writer.
     """
 
-    def __init__(self, call: Call, tokenizer: TokenizerLike) -> None:
+    def __init__(self, call: GenerationCall, tokenizer: TokenizerLike) -> None:
         super().__init__(call, tokenizer)
         assert len(call.requests) == 1, "these forms know no choices"
         self._reader = BlockReader(call.answer_format)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from server.api.answers.choices import Piece
-from server.api.call import Call
 from server.api.dialects.answer_blocks import Block, BlockKind, Change, Step
 from server.api.dialects.block_writer import BlockWriter, named_event
 from server.api.dialects.response_answers import (
@@ -39,6 +38,7 @@ from server.api.dialects.response_answers import (
     ResponseThoughtsDoneEvent,
     ResponseUsage,
 )
+from server.api.generation_call import GenerationCall
 from server.api.protocols import TokenizerLike
 from server.api.schemas.response_schemas import ResponseBody, TextFormat
 from server.api.schemas.wire_types import ErrorDetail
@@ -58,7 +58,9 @@ class ResponseWriter(BlockWriter):
         body: What was asked, as it was sent: the answer repeats it.
     """
 
-    def __init__(self, call: Call, tokenizer: TokenizerLike, *, body: ResponseBody) -> None:
+    def __init__(
+        self, call: GenerationCall, tokenizer: TokenizerLike, *, body: ResponseBody
+    ) -> None:
         super().__init__(call, tokenizer)
         self._body = body
         self._number = call.id.partition("-")[2]

@@ -21,9 +21,9 @@ from starlette.responses import Response
 
 from server.api.answers.streaming import collect, events
 from server.api.answers.writer import Writer
-from server.api.call import Call
 from server.api.dialects.dialect import Dialect
 from server.api.fields.fields import Endpoint, judge
+from server.api.generation_call import GenerationCall
 from server.api.handlers.admission import Admission
 from server.api.inputs.input_processor import InputProcessor
 from server.api.observability.metrics import Metrics
@@ -58,7 +58,7 @@ _NOT_YET: Mapping[EngineStatus, str] = {
 Parsed = TypeVar("Parsed", bound=schemas.Body)
 Read = TypeVar("Read")
 Result = TypeVar("Result")
-WriterFactory = Callable[[Call, TokenizerLike], Writer]
+WriterFactory = Callable[[GenerationCall, TokenizerLike], Writer]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,7 +206,7 @@ class Dispatcher:
         self,
         request: Request,
         asked: Asked[Any],
-        make_call: Callable[[], Call],
+        make_call: Callable[[], GenerationCall],
         *,
         kind: WriterFactory,
         num_sequences: int,
@@ -250,7 +250,7 @@ class Dispatcher:
             failure=writer.failure,
         )
 
-    async def _constrain(self, call: Call, asked: Asked[Any]) -> None:
+    async def _constrain(self, call: GenerationCall, asked: Asked[Any]) -> None:
         """Compile the grammar of a call, if it has one; ends soon after this is cancelled."""
         if call.constraint is None:
             return
@@ -262,7 +262,7 @@ class Dispatcher:
         finally:
             is_over.set()
 
-    def _outputs(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
+    def _outputs(self, call: GenerationCall) -> AsyncGenerator[RequestOutput, None]:
         """What the engine brings for a call, counted, within the time it is given."""
         outputs = self._metrics.requests.watch(call, self._engine.generate(call.requests))
         limit = self._config.request_timeout

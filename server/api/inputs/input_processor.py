@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from server.api.call import AnswerOptions, Call, Prompt
+from server.api.generation_call import AnswerOptions, EncodedPrompt, GenerationCall
 from server.api.inputs.prompt_encoder import PromptEncoder
 from server.api.inputs.sampling_fields import (
     bad_word_ids,
@@ -65,7 +65,7 @@ class InputProcessor:
         self._forms = OutputForms(tokenizer, chat_template, tool_call_parser=tool_call_parser)
         self._encoder = PromptEncoder(info, tokenizer, chat_template, forms=self._forms)
 
-    def completion(self, body: CompletionBody) -> Call:
+    def completion(self, body: CompletionBody) -> GenerationCall:
         """Make a call of a completions request.
 
         Raises:
@@ -83,14 +83,14 @@ class InputProcessor:
         encoded = [self._encode_prompt(text, body) for text in texts]
         encoded += [self._checked_ids(ids, body) for ids in id_lists]
         prompts = [
-            Prompt(token_ids=tuple(ids), text=self._echo_text(body, ids, index, texts))
+            EncodedPrompt(token_ids=tuple(ids), text=self._echo_text(body, ids, index, texts))
             for index, ids in enumerate(encoded)
         ]
         form = self._forms.form(body)
         options = _answer_options(body, form, logprobs=body.logprobs, echo=body.echo)
         return self._call(body, prompts, options, form=form)
 
-    def chat(self, body: ChatBody) -> Call:
+    def chat(self, body: ChatBody) -> GenerationCall:
         """Make a call of a chat request.
 
         Raises:
@@ -107,7 +107,7 @@ class InputProcessor:
             )
         tools = self._forms.tool_use(body)
         token_ids = self._chat_ids(body, tools, truncates=body.truncate_prompt_tokens is not None)
-        prompt = Prompt(token_ids=tuple(_truncate(token_ids, body)))
+        prompt = EncodedPrompt(token_ids=tuple(_truncate(token_ids, body)))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         form = self._forms.form(body, tools, prompt=prompt.token_ids)
         options = _answer_options(body, form, logprobs=logprobs)
@@ -228,11 +228,11 @@ class InputProcessor:
     def _call(
         self,
         body: GenerationBody,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[EncodedPrompt],
         options: AnswerOptions,
         *,
         form: OutputForm,
-    ) -> Call:
+    ) -> GenerationCall:
         """Put the engine's requests together, one for each prompt and choice."""
         prefix = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
         call_id = new_call_id(prefix)
@@ -258,7 +258,7 @@ class InputProcessor:
                     use_cache=body.use_cache,
                 )
                 requests.append(request)
-        return Call(
+        return GenerationCall(
             id=call_id,
             created=chance().began,
             model=self._info.model_name,

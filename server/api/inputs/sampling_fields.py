@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
-from server.api.call import AnswerOptions
+from server.api.generation_call import AnswerOptions
 from server.api.protocols import TokenizerLike
 from server.api.schemas.requests import GenerationBody
 from server.engine.engine_info import EngineInfo

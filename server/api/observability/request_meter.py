@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from server.api.call import Call
+from server.api.generation_call import GenerationCall
 from server.api.observability.distribution import Distribution
 from server.api.protocols import EngineClient
 from server.api.transport.exchange import CURRENT
@@ -85,7 +85,7 @@ class RequestMeter:
         self.tallies = Tallies()
 
     async def watch(
-        self, call: Call, outputs: AsyncGenerator[RequestOutput, None]
+        self, call: GenerationCall, outputs: AsyncGenerator[RequestOutput, None]
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs as they come, each counted before it is passed on.
 
@@ -150,7 +150,7 @@ class RequestMeter:
             gaps = run.num_output_tokens - 1
             tallies.per_output_token.observe((finished - first_token) / gaps)
 
-    def _complete(self, call: Call, ended: Sequence[_Run]) -> None:
+    def _complete(self, call: GenerationCall, ended: Sequence[_Run]) -> None:
         """Count the tokens of a call whose requests have all ended."""
         reasons = {run.reason for run in ended}
         if not reasons <= {FinishReason.STOP, FinishReason.LENGTH}:

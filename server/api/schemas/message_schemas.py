@@ -19,18 +19,18 @@ from server.api.schemas.requests import (
 )
 
 
-class _Part(BaseModel):
+class _MessagePart(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class TextBlock(_Part):
+class TextBlock(_MessagePart):
     """Text."""
 
     type: Literal["text"]
     text: str
 
 
-class ToolUseBlock(_Part):
+class ToolUseBlock(_MessagePart):
     """A call that the model made."""
 
     type: Literal["tool_use"]
@@ -50,7 +50,7 @@ TextContent = Annotated[
 ]
 
 
-class ToolResultBlock(_Part):
+class ToolResultBlock(_MessagePart):
     """What came of a call."""
 
     type: Literal["tool_result"]
@@ -58,7 +58,7 @@ class ToolResultBlock(_Part):
     content: TextContent | None = None
 
 
-class ThinkingBlock(_Part):
+class ThinkingBlock(_MessagePart):
     """Thoughts that a client replays; the model does not see them again."""
 
     type: Literal["thinking", "redacted_thinking"]
@@ -73,14 +73,14 @@ BlockContent = Annotated[
 ]
 
 
-class Turn(_Part):
+class Turn(_MessagePart):
     """One turn; neighbours of one role are one."""
 
     role: Literal["user", "assistant", "system"]
     content: BlockContent
 
 
-class MessageTool(_Part):
+class MessageTool(_MessagePart):
     """A function the model may call; the client runs it."""
 
     type: Literal["custom"] | None = None
@@ -90,7 +90,7 @@ class MessageTool(_Part):
     strict: bool | None = None
 
 
-class MessageToolChoice(_Part):
+class MessageToolChoice(_MessagePart):
     """Whether tools are called."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -99,20 +99,20 @@ class MessageToolChoice(_Part):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(_Part):
+class Thinking(_MessagePart):
     """Whether the model should think first, where its template lets that be chosen."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
-class OutputFormat(_Part):
+class OutputFormat(_MessagePart):
     """A schema that the answer must fit."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, object], Field(alias="schema")]
 
 
-class OutputConfig(_Part):
+class OutputConfig(_MessagePart):
     """What the answer should be like."""
 
     format: OutputFormat | None = None

@@ -12,11 +12,11 @@ MAX_CHOICE_LENGTH = 4096
 TOOL_NAME = r"^[A-Za-z0-9_.:/-]{1,128}$"
 
 
-class _Part(BaseModel):
+class _OutputPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class JsonSchemaFormat(_Part):
+class JsonSchemaFormat(_OutputPart):
     """A schema that the answer must fit; enforced whether `strict` says so or not."""
 
     name: str | None = None
@@ -25,14 +25,14 @@ class JsonSchemaFormat(_Part):
     strict: bool | None = None
 
 
-class ResponseFormat(_Part):
+class ResponseFormat(_OutputPart):
     """The form of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(_Part):
+class StructuredOutputs(_OutputPart):
     """A constraint on the text; exactly one may be given."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -51,7 +51,7 @@ class StructuredOutputs(_Part):
     """Lark with a rule `start`, or EBNF with a rule `root`."""
 
 
-class FunctionDefinition(_Part):
+class FunctionDefinition(_OutputPart):
     """A function the model may call; unknown keys are left to the template."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
@@ -64,7 +64,7 @@ class FunctionDefinition(_Part):
     """Enforced where a call is required, or has a mark of its own; else reported as ignored."""
 
 
-class Tool(_Part):
+class Tool(_OutputPart):
     """A tool the model may use."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
@@ -73,13 +73,13 @@ class Tool(_Part):
     function: FunctionDefinition
 
 
-class FunctionName(_Part):
+class FunctionName(_OutputPart):
     """The function that must be called."""
 
     name: str
 
 
-class NamedTool(_Part):
+class NamedTool(_OutputPart):
     """A choice of one tool."""
 
     type: Literal["function"]

@@ -67,7 +67,7 @@ Stop = Annotated[
 ]
 ShortText = Annotated[str, Field(min_length=1, max_length=16_000)]
 TokenIds = Annotated[list[int], Field(min_length=1), FIRST_ERROR]
-Prompt = Annotated[
+PromptField = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[Annotated[list[str], Field(max_length=MAX_PROMPTS), FIRST_ERROR], Tag("texts")]
     | Annotated[TokenIds, Tag("ids")]
@@ -159,7 +159,7 @@ class GenerationBody(SamplingBody):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Prompt
+    prompt: PromptField
     """A string, a list of strings, token ids, or a list of lists of token ids."""
     echo: bool = False
     """Begin the text with the prompt; with `max_tokens` 0 the prompt is only scored."""
@@ -203,9 +203,9 @@ class MadeCall(BaseModel):
     function: FunctionCall
 
 
-Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+TurnPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[Part], FIRST_ERROR, Tag("list")],
+    Annotated[str, Tag("text")] | Annotated[list[TurnPart], FIRST_ERROR, Tag("list")],
     Discriminator(_kind),
 ]
 

@@ -16,18 +16,18 @@ from server.api.schemas.requests import FIRST_ERROR, MAX_MESSAGES, SamplingBody
 MAX_LABELS = 64
 
 
-class _Part(BaseModel):
+class _ItemPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class ItemText(_Part):
+class ItemText(_ItemPart):
     """Text that was sent or generated."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class ItemRefusal(_Part):
+class ItemRefusal(_ItemPart):
     """A refusal that a client replays; the template sees its text."""
 
     type: Literal["refusal"]
@@ -57,7 +57,7 @@ ItemContent = Annotated[
 ]
 
 
-class InputMessage(_Part):
+class InputMessage(_ItemPart):
     """One turn."""
 
     type: Literal["message"] | None = None
@@ -65,7 +65,7 @@ class InputMessage(_Part):
     content: ItemContent
 
 
-class CallItem(_Part):
+class CallItem(_ItemPart):
     """A call that the model made."""
 
     type: Literal["function_call"]
@@ -74,7 +74,7 @@ class CallItem(_Part):
     arguments: str
 
 
-class CallOutputItem(_Part):
+class CallOutputItem(_ItemPart):
     """What came of a call."""
 
     type: Literal["function_call_output"]
@@ -82,7 +82,7 @@ class CallOutputItem(_Part):
     output: ItemContent
 
 
-class ThoughtsItem(_Part):
+class ThoughtsItem(_ItemPart):
     """Thoughts that a client replays; the model does not see them again."""
 
     type: Literal["reasoning"]
@@ -105,7 +105,7 @@ Input = Annotated[
 ]
 
 
-class TextFormat(_Part):
+class TextFormat(_ItemPart):
     """The form of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -115,20 +115,20 @@ class TextFormat(_Part):
     strict: bool | None = None
 
 
-class TextOptions(_Part):
+class TextOptions(_ItemPart):
     """What the text should be like."""
 
     format: TextFormat | None = None
 
 
-class ReasoningOptions(_Part):
+class ReasoningOptions(_ItemPart):
     """How the model should think."""
 
     effort: str | None = None
     """Handed to a template that reads `reasoning_effort`, otherwise ignored and reported."""
 
 
-class ResponseTool(_Part):
+class ResponseTool(_ItemPart):
     """A function the model may call."""
 
     type: Literal["function"]
@@ -138,7 +138,7 @@ class ResponseTool(_Part):
     strict: bool | None = None
 
 
-class ResponseNamedTool(_Part):
+class ResponseNamedTool(_ItemPart):
     """The function that must be called."""
 
     type: Literal["function"]

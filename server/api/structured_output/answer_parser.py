@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from server.api.structured_output.reasoning import Reasoning, ReasoningParser
-from server.api.structured_output.tool_calls import ToolCallDelta, ToolCallParser, ToolFormat
+from server.api.structured_output.tool_calls import CallPiece, ToolCallParser, ToolFormat
 
-Part = str | Reasoning | ToolCallDelta
+Part = str | Reasoning | CallPiece
 """A piece of an answer; a string is ordinary text."""
 
 

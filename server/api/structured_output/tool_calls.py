@@ -64,7 +64,7 @@ def format_of_template(template: str) -> ToolFormat:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCallDelta:
+class CallPiece:
     """What a call gains; the first of each has its id and name."""
 
     index: int
@@ -73,7 +73,7 @@ class ToolCallDelta:
     name: str | None = None
 
 
-Found = str | ToolCallDelta
+Found = str | CallPiece
 """Ordinary text, or a piece of a call."""
 
 
@@ -206,7 +206,7 @@ class ToolCallParser:
             self._started, self._follows_call = True, True
             self._raw = self._space = ""
             self._found.append(
-                ToolCallDelta(index=self.num_calls, id=self._format.call_id(), name=scanner.name)
+                CallPiece(index=self.num_calls, id=self._format.call_id(), name=scanner.name)
             )
             self.num_calls += 1
         arguments = scanner.take_arguments()
@@ -216,10 +216,10 @@ class ToolCallParser:
     def _add_arguments(self, arguments: str) -> None:
         """One delta for all that a piece brings."""
         last = self._found[-1] if self._found else None
-        if isinstance(last, ToolCallDelta) and last.id is None:
+        if isinstance(last, CallPiece) and last.id is None:
             arguments = last.arguments + arguments
             self._found.pop()
-        self._found.append(ToolCallDelta(index=self.num_calls - 1, arguments=arguments))
+        self._found.append(CallPiece(index=self.num_calls - 1, arguments=arguments))
 
     def _leave(self, rest: str) -> None:
         """A call has got its end mark."""

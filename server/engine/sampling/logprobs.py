@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from server.engine.sampling.vocabulary_blocks import largest_ids
-from server.request import TokenLogprob
+from server.request import Logprob
 
 LOGPROB_FLOOR = -9999.0
 """Stands for the log-probability of the impossible: JSON knows no infinity."""
@@ -27,7 +27,7 @@ _SLICE_ENTRIES = 1 << 22
 
 def token_logprobs(
     logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
-) -> list[TokenLogprob]:
+) -> list[Logprob]:
     """Return each row's log-probability of its token and its `num_top` likeliest alternatives.
 
     Ties among the alternatives go to the lower id. Memory beyond `logits` stays within tens of
@@ -42,16 +42,14 @@ def token_logprobs(
         ValueError: a row is not finite: it has a NaN, plus infinity, or minus infinity only.
     """
     rows_at_once = max(1, _SLICE_ENTRIES // logits.shape[1])
-    scored: list[TokenLogprob] = []
+    scored: list[Logprob] = []
     for start in range(0, len(token_ids), rows_at_once):
         part = slice(start, start + rows_at_once)
         scored += _score_slice(logits[part], token_ids[part], num_top[part])
     return scored
 
 
-def _score_slice(
-    logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
-) -> list[TokenLogprob]:
+def _score_slice(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[Logprob]:
     logprobs = logits.log_softmax(-1)
     top_ids = largest_ids(logits, max(num_top))
     chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
@@ -64,7 +62,7 @@ def as_token_logprobs(
     token_ids: Sequence[Sequence[int]],
     logprobs: Sequence[Sequence[float]],
     num_top: Sequence[int],
-) -> list[TokenLogprob]:
+) -> list[Logprob]:
     """Return what is to be sent, from each row's token and its likeliest alternatives.
 
     Args:
@@ -78,6 +76,6 @@ def as_token_logprobs(
     if any(math.isnan(row[0]) for row in logprobs):
         raise ValueError(NOT_FINITE)
     return [
-        TokenLogprob(ids[0], row[0], tuple(zip(ids[1 : 1 + top], row[1 : 1 + top], strict=True)))
+        Logprob(ids[0], row[0], tuple(zip(ids[1 : 1 + top], row[1 : 1 + top], strict=True)))
         for ids, row, top in zip(token_ids, logprobs, num_top, strict=True)
     ]

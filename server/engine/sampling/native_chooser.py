@@ -22,7 +22,7 @@ from server.engine.grammars.grammar import Words
 from server.engine.sampling.logit_edits import NOTHING_ALLOWED, LogitEdits
 from server.engine.sampling.logprobs import LOGPROB_FLOOR, NOT_FINITE, as_token_logprobs
 from server.engine.sampling.randomness import streams, uniforms_of, words
-from server.request import Request, TokenLogprob
+from server.request import Logprob, Request
 
 _REASONS = {ROW_NOT_FINITE: NOT_FINITE, ROW_NOTHING_ALLOWED: NOTHING_ALLOWED}
 
@@ -91,7 +91,7 @@ class NativeChooser:
         *,
         rows: Sequence[int],
         num_top: Sequence[int],
-    ) -> list[TokenLogprob]:
+    ) -> list[Logprob]:
         """Score one token in each of these rows of `logits`."""
         tokens, scores = self._sampling.score(
             logits, token_ids, rows=rows, alternatives=max(num_top, default=0)

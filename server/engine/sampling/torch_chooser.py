@@ -25,7 +25,7 @@ from server.engine.sampling.vocabulary_blocks import (
     largest_id,
     largest_values,
 )
-from server.request import Request, TokenLogprob
+from server.request import Logprob, Request
 
 # How many of the likeliest tokens are looked at to find a cut, before a row is sorted whole.
 _CANDIDATES = 128
@@ -76,7 +76,7 @@ class TorchChooser:
         *,
         rows: Sequence[int],
         num_top: Sequence[int],
-    ) -> list[TokenLogprob]:
+    ) -> list[Logprob]:
         """Score one token in each of these rows of `logits`."""
         raw = logits if len(rows) == len(logits) else logits[rows]
         return token_logprobs(raw, token_ids, num_top)

@@ -19,8 +19,8 @@ from server.errors import ConfigurationError
 from server.tools.bench.bench_config import BenchConfig
 from server.tools.bench.bench_table import show_service, show_table
 from server.tools.command_line import (
-    Facts,
     JsonPath,
+    RunFacts,
     check_folder,
     describe,
     spinner,
@@ -164,7 +164,7 @@ def _fit(config: BenchConfig) -> tuple[BenchConfig, list[Task]]:
     return config.model_copy(update={"max_num_seqs": seats, "max_model_len": length}), tasks
 
 
-def _facts(loaded: LoadedEngine, config: BenchConfig) -> Facts:
+def _facts(loaded: LoadedEngine, config: BenchConfig) -> RunFacts:
     """What the figures depend on."""
     info = loaded.info
     return {

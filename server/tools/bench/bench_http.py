@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from server.errors import ConfigurationError
 from server.tools.bench.bench import Task
 from server.tools.bench.bench_server import BenchServer, records_of
-from server.tools.loadtest.stream_client import RequestRecord
+from server.tools.loadtest.stream_client import StreamRecord
 from server.tools.loadtest.workload import Lengths, Prompt, random_prompts
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class HttpContender:
             return (cold[0].prompt_tokens or 0) / (cold[0].ended - cold[0].sent)
         return common_rate(await self._send(prompts))
 
-    async def _send(self, prompts: Sequence[Prompt]) -> list[RequestRecord]:
+    async def _send(self, prompts: Sequence[Prompt]) -> list[StreamRecord]:
         async with self._server.connect() as http:
             await http.open(len(prompts))  # so that all begin together
             sending = [
@@ -64,7 +64,7 @@ class HttpContender:
             return list(await asyncio.gather(*sending))
 
 
-def common_rate(records: Sequence[RequestRecord]) -> float:
+def common_rate(records: Sequence[StreamRecord]) -> float:
     """Tokens per second between the first token of the last stream and the end of the first one.
 
     An event may carry several tokens, or hold one back for a moment: each counts as many as the

@@ -21,7 +21,7 @@ import httpx
 from server.config import EngineConfig
 from server.errors import ConfigurationError
 from server.tools.loadtest.http_client import HttpClient
-from server.tools.loadtest.stream_client import RequestRecord, StreamClient
+from server.tools.loadtest.stream_client import StreamClient, StreamRecord
 from server.tools.loadtest.workload import Prompt
 
 _SERVE = "from server.cli import main; main()"
@@ -93,7 +93,7 @@ class BenchServer:
         """As many connections as needed, without a limit to how long an answer may take."""
         return HttpClient(self._url, timeout=None)
 
-    async def send(self, http: HttpClient, prompt: Prompt, record: RequestRecord) -> RequestRecord:
+    async def send(self, http: HttpClient, prompt: Prompt, record: StreamRecord) -> StreamRecord:
         """Send a prompt, greedily and to its full length, and fill in its record.
 
         Raises:
@@ -123,6 +123,6 @@ class BenchServer:
         raise ConfigurationError("kvserve over HTTP: the server did not start")
 
 
-def records_of(prompts: Sequence[Prompt]) -> list[RequestRecord]:
+def records_of(prompts: Sequence[Prompt]) -> list[StreamRecord]:
     """An empty record for each prompt."""
-    return [RequestRecord() for _ in prompts]
+    return [StreamRecord() for _ in prompts]

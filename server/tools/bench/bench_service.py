@@ -13,7 +13,7 @@ from itertools import count, pairwise
 from statistics import median
 
 from server.tools.bench.bench_server import BenchServer, records_of
-from server.tools.loadtest.stream_client import RequestRecord
+from server.tools.loadtest.stream_client import StreamRecord
 from server.tools.loadtest.workload import Lengths, random_prompts
 
 _IDLE_SECONDS = 4.0
@@ -123,7 +123,7 @@ class ServiceBench:
         prompts = random_prompts(sizes.streams, lengths, seed=next(self._seeds))
         longest = Lengths(input_words=sizes.long_words, output_tokens=1)
         newcomer = random_prompts(1, longest, seed=next(self._seeds))[0]
-        streams, record = records_of(prompts), RequestRecord()
+        streams, record = records_of(prompts), StreamRecord()
         try:
             async with self._server.connect() as http, asyncio.TaskGroup() as group:
                 tasks = [
@@ -141,7 +141,7 @@ class ServiceBench:
 
 
 def gap_ratios(
-    streams: Sequence[RequestRecord], *, began: float, ended: float
+    streams: Sequence[StreamRecord], *, began: float, ended: float
 ) -> tuple[float, float]:
     """Gaps that touch [began, ended] over the usual gap before: the 99th percentile, the longest.
 

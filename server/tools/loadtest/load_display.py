@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from server.tools.loadtest.load_generator import Load
-from server.tools.loadtest.stream_client import RequestRecord
+from server.tools.loadtest.stream_client import StreamRecord
 
 _ROWS = (
     ("completed", "completed", "{:,}"),
@@ -55,13 +55,13 @@ class LoadProgress:
             console=console,
         )
 
-    def level(self, load: Load) -> Callable[[RequestRecord], None]:
+    def level(self, load: Load) -> Callable[[StreamRecord], None]:
         """Begin a level; what is returned is told of each request as it is sent and as it ends."""
         task = self._progress.add_task(str(load), total=self._num_requests, figures="")
         under_way, failed, tokens = 0, 0, 0
         first_tokens: list[float] = []
 
-        def show(record: RequestRecord) -> None:
+        def show(record: StreamRecord) -> None:
             nonlocal under_way, failed, tokens
             if not record.ended:
                 under_way += 1

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from server.tools.loadtest.arrivals import arrival_times
-from server.tools.loadtest.stream_client import RequestRecord, StreamClient
+from server.tools.loadtest.stream_client import StreamClient, StreamRecord
 from server.tools.loadtest.workload import Prompt
 
 BUSY = 0.7
@@ -49,7 +49,7 @@ class LoadResult:
     """On the loop's clock, as the records' times are."""
     duration: float
     """Seconds from the start to the last end."""
-    records: list[RequestRecord]
+    records: list[StreamRecord]
     cpu_share: float
     """Processor seconds of this client for each second of the test; 1 is a whole core."""
 
@@ -91,7 +91,7 @@ class LoadGenerator:
         self,
         client: StreamClient,
         *,
-        on_record: Callable[[RequestRecord], None] = lambda _: None,
+        on_record: Callable[[StreamRecord], None] = lambda _: None,
         processor_time: Callable[[], float] = time.process_time,
     ) -> None:
         self._client = client
@@ -122,14 +122,14 @@ class LoadGenerator:
             cpu_share=(self._processor_time() - used) / duration,
         )
 
-    async def _closed(self, bodies: Sequence[bytes], clients: int) -> list[RequestRecord]:
+    async def _closed(self, bodies: Sequence[bytes], clients: int) -> list[StreamRecord]:
         """Each of the clients takes the next request as soon as it is free."""
-        records: list[RequestRecord] = []
+        records: list[StreamRecord] = []
         waiting = iter(bodies)
 
         async def client() -> None:
             for body in waiting:
-                record = RequestRecord()
+                record = StreamRecord()
                 records.append(record)
                 await self._send(body, record)
 
@@ -138,9 +138,9 @@ class LoadGenerator:
                 group.create_task(client())
         return records
 
-    async def _open(self, bodies: Sequence[bytes], times: Sequence[float]) -> list[RequestRecord]:
+    async def _open(self, bodies: Sequence[bytes], times: Sequence[float]) -> list[StreamRecord]:
         """Each request goes out at its time, however many are under way."""
-        records = [RequestRecord(intended=intended) for intended in times]
+        records = [StreamRecord(intended=intended) for intended in times]
         clock = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as group:
             for body, intended, record in zip(bodies, times, records, strict=True):
@@ -148,7 +148,7 @@ class LoadGenerator:
                 group.create_task(self._send(body, record))
         return records
 
-    async def _send(self, body: bytes, record: RequestRecord) -> None:
+    async def _send(self, body: bytes, record: StreamRecord) -> None:
         self._on_record(record)
         await self._client.send(body, record)
         self._on_record(record)

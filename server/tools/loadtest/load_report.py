@@ -14,7 +14,7 @@ import numpy as np
 
 from server.errors import ConfigurationError
 from server.tools.loadtest.load_generator import LoadResult
-from server.tools.loadtest.stream_client import RequestRecord
+from server.tools.loadtest.stream_client import StreamRecord
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 PERCENTILES = (90, 95, 99)
@@ -89,7 +89,7 @@ def report(result: LoadResult, *, limits: Limits, facts: Mapping[str, object]) -
     }
 
 
-def _all_statistics(good: list[RequestRecord]) -> dict[str, float]:
+def _all_statistics(good: list[StreamRecord]) -> dict[str, float]:
     """Mean, median, deviation and percentiles of every metric, in milliseconds."""
     values: dict[str, list[float]] = {
         "ttft": [record.ttft for record in good],
@@ -112,17 +112,17 @@ def _percentile(values: list[float], percent: int) -> float:
     return float(np.percentile(values, percent)) if values else 0.0
 
 
-def _goodput(good: list[RequestRecord], limits: Limits) -> int:
+def _goodput(good: list[StreamRecord], limits: Limits) -> int:
     """How many requests stayed within every limit."""
 
-    def within(record: RequestRecord) -> bool:
+    def within(record: StreamRecord) -> bool:
         seconds = {"ttft": record.ttft, "tpot": record.tpot or 0.0, "e2el": record.latency}
         return all(1000 * seconds[name] <= limit for name, limit in limits.items())
 
     return sum(map(within, good))
 
 
-def _most_at_once(records: list[RequestRecord]) -> int:
+def _most_at_once(records: list[StreamRecord]) -> int:
     """The most requests that were under way at any moment."""
     changes = sorted(
         [(record.sent, 1) for record in records] + [(record.ended, -1) for record in records]

@@ -12,10 +12,10 @@ from server.tools.loadtest.http_client import HttpClient
 from server.tools.loadtest.http_connection import ExchangeError
 from server.tools.loadtest.load_generator import Load, LoadGenerator, LoadResult
 from server.tools.loadtest.load_report import Limits, report
-from server.tools.loadtest.stream_client import Endpoint, RequestRecord, StreamClient
+from server.tools.loadtest.stream_client import EndpointName, StreamClient, StreamRecord
 from server.tools.loadtest.workload import Prompt
 
-OnRecord = Callable[[RequestRecord], None]
+OnRecord = Callable[[StreamRecord], None]
 Report = dict[str, object]
 
 
@@ -28,7 +28,7 @@ class LoadTest:
     """Levels of load, one after the other."""
     workload: Callable[[int], Sequence[Prompt]]
     """Makes the prompts of a level from a seed, so that no level finds those of another cached."""
-    endpoint: Endpoint = "chat"
+    endpoint: EndpointName = "chat"
     model: str | None = None
     """None is the first that the server names."""
     api_key: str | None = None
@@ -78,7 +78,7 @@ class LoadTest:
     async def _warm_up(self, sender: StreamClient) -> None:
         prompts = self.workload(self.seed - 1)
         for index in range(self.warm_up):
-            record = RequestRecord()
+            record = StreamRecord()
             await sender.send(sender.body(prompts[index % len(prompts)]), record)
             if record.error is not None:
                 raise ConfigurationError(f"the warm-up failed with {record.error}: {record.detail}")

@@ -20,8 +20,8 @@ from server.tools.loadtest.http_client import HttpClient
 from server.tools.loadtest.http_connection import ExchangeError
 from server.tools.loadtest.workload import Prompt
 
-Endpoint = Literal["completions", "chat"]
-_PATHS: Mapping[Endpoint, str] = {
+EndpointName = Literal["completions", "chat"]
+_PATHS: Mapping[EndpointName, str] = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
 }
@@ -30,7 +30,7 @@ _DONE = b"[DONE]"
 
 
 @dataclass(kw_only=True, slots=True)
-class RequestRecord:
+class StreamRecord:
     """What happened to one request; times are seconds on the loop's clock."""
 
     intended: float | None = None
@@ -100,7 +100,7 @@ class StreamClient:
         http: HttpClient,
         *,
         model: str,
-        endpoint: Endpoint,
+        endpoint: EndpointName,
         options: Mapping[str, object],
     ) -> None:
         self._http = http
@@ -125,7 +125,7 @@ class StreamClient:
         )
         return json.dumps({**self._fixed, **question, "max_tokens": prompt.max_tokens}).encode()
 
-    async def send(self, body: bytes, record: RequestRecord) -> None:
+    async def send(self, body: bytes, record: StreamRecord) -> None:
         """Send a request and fill in its record."""
         clock = asyncio.get_running_loop().time
         record.sent = clock()
@@ -145,7 +145,7 @@ class _Stream:
         record: Of the request.
     """
 
-    def __init__(self, record: RequestRecord) -> None:
+    def __init__(self, record: StreamRecord) -> None:
         self._record = record
         self._status = 0
         self._rest = b""
@@ -186,7 +186,7 @@ def _data(lines: list[bytes]) -> Iterator[bytes]:
     return (line.removeprefix(_DATA).strip() for line in lines if line.startswith(_DATA))
 
 
-def _take(data: bytes, record: RequestRecord, now: float) -> None:
+def _take(data: bytes, record: StreamRecord, now: float) -> None:
     """Enter one event in the record."""
     try:
         event = json.loads(data)

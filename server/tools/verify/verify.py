@@ -15,7 +15,7 @@ from itertools import count
 from server.config import EngineConfig
 from server.engine.drafting.drafter import Drafts, may_draft
 from server.engine.loaded_engine import LoadedEngine, build_engine
-from server.request import Request, RequestOutput, SamplingParams, TokenLogprob
+from server.request import Logprob, Request, RequestOutput, SamplingParams
 
 ANSWER_TOKENS = 24
 COMPANIES = (1, 7, 31)
@@ -48,13 +48,13 @@ class Probe:
 
 
 @dataclass(slots=True)
-class Answer:
+class ProbeAnswer:
     """What a probe was answered."""
 
     probe: str
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob | None] = field(default_factory=list)
     text: str = ""
     error: str | None = None
     num_cached_tokens: int = 0
@@ -145,7 +145,7 @@ class Verification:
         longest = min(LONGEST_PROMPT, self.info.max_model_len - ANSWER_TOKENS)
         self._probes = probes(self.info.vocab_size, longest=longest)
         self._longest = longest
-        self._alone: dict[str, Answer] = {}
+        self._alone: dict[str, ProbeAnswer] = {}
 
     def run(self) -> Iterator[TrialResult]:
         """Try everything, one condition after the other."""
@@ -178,7 +178,7 @@ class Verification:
         chosen = {"max_num_seqs": seats, "max_model_len": self._length, **settings}
         return self._build(self._config.model_copy(update=chosen))
 
-    def _one_by_one(self, loaded: LoadedEngine) -> Iterator[Answer]:
+    def _one_by_one(self, loaded: LoadedEngine) -> Iterator[ProbeAnswer]:
         for probe in self._probes:
             yield from self._together(loaded, [probe])
 
@@ -189,7 +189,7 @@ class Verification:
         found = sum(answer.num_cached_tokens for answer in answers)
         return replace(result, note=f"{found} prompt tokens found")
 
-    def _uncached(self, loaded: LoadedEngine) -> Iterator[Answer]:
+    def _uncached(self, loaded: LoadedEngine) -> Iterator[ProbeAnswer]:
         """Every token of the short ones computed from the whole sequence anew."""
         for probe in self._probes:
             if len(probe.token_ids) <= 64:
@@ -200,7 +200,7 @@ class Verification:
         source = random.Random("others")  # noqa: S311 - no secret depends on it
         plural = "" if threads == 1 else "s"
         for size in COMPANIES:
-            answers: list[Answer] = []
+            answers: list[ProbeAnswer] = []
             for start in range(0, len(self._probes), size + 1):
                 chosen = self._probes[start : start + size + 1]
                 others = [self._other(source) for _ in range(size + 1 - len(chosen))]
@@ -262,12 +262,12 @@ class Verification:
         mix: random.Random | None = None,
         use_cache: bool = True,
         salted: bool = False,
-    ) -> list[Answer]:
+    ) -> list[ProbeAnswer]:
         """Run probes and others at once.
 
         With `mix` they come in any order, some steps apart; `salted` ones share no prefix.
         """
-        answers = {f"probe-{next(self._numbers)}": Answer(probe.name) for probe in chosen}
+        answers = {f"probe-{next(self._numbers)}": ProbeAnswer(probe.name) for probe in chosen}
         mine = [
             probe.request(name, use_cache=use_cache, salt=name if salted else "")
             for name, probe in zip(answers, chosen, strict=True)
@@ -284,7 +284,7 @@ class Verification:
                     answers[output.request_id].add(output)
         return list(answers.values())
 
-    def _compare(self, condition: str, group: str, answers: Iterator[Answer]) -> TrialResult:
+    def _compare(self, condition: str, group: str, answers: Iterator[ProbeAnswer]) -> TrialResult:
         result = TrialResult(condition=condition, group=group)
         for answer in answers:
             result.num_answers += 1
@@ -329,7 +329,7 @@ class ForetellingDrafter:
         """Remember nothing of a request anyway."""
 
 
-def differences(alone: Answer, here: Answer) -> list[Difference]:
+def differences(alone: ProbeAnswer, here: ProbeAnswer) -> list[Difference]:
     """Every place where two answers are not the same bits, up to where their tokens part."""
     if here.error is not None or alone.error is not None:
         return [_parted(alone, "outcome", (alone.error, here.error))]
@@ -342,10 +342,12 @@ def differences(alone: Answer, here: Answer) -> list[Difference]:
     return found
 
 
-_Scores = Sequence[TokenLogprob | None]
+_Scores = Sequence[Logprob | None]
 
 
-def _compare_scores(what: str, alone: Answer, scores: tuple[_Scores, _Scores]) -> list[Difference]:
+def _compare_scores(
+    what: str, alone: ProbeAnswer, scores: tuple[_Scores, _Scores]
+) -> list[Difference]:
     if len(scores[0]) != len(scores[1]):
         return [_parted(alone, f"number of {what}s", (len(scores[0]), len(scores[1])))]
     found: list[Difference] = []
@@ -368,14 +370,14 @@ def _compare_scores(what: str, alone: Answer, scores: tuple[_Scores, _Scores]) -
     return found
 
 
-def _pairs(first: TokenLogprob, second: TokenLogprob) -> Iterator[tuple[float, float]]:
+def _pairs(first: Logprob, second: Logprob) -> Iterator[tuple[float, float]]:
     """Log-probabilities that should be equal: the chosen token's, and those of equal rank."""
     yield first.logprob, second.logprob
     for (_, one), (_, other) in zip(first.top, second.top, strict=True):
         yield one, other
 
 
-def _parted(alone: Answer, place: str, values: tuple[object, object]) -> Difference:
+def _parted(alone: ProbeAnswer, place: str, values: tuple[object, object]) -> Difference:
     return Difference(
         probe=alone.probe,
         place=place,
@@ -385,7 +387,7 @@ def _parted(alone: Answer, place: str, values: tuple[object, object]) -> Differe
     )
 
 
-def _words(score: TokenLogprob | None) -> str:
+def _words(score: Logprob | None) -> str:
     """A score in full: every bit counts."""
     if score is None:
         return "nothing"

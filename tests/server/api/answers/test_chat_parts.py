@@ -2,9 +2,9 @@
 
 from server.api.answers.chat_parts import to_deltas, to_message
 from server.api.structured_output.reasoning import Reasoning
-from server.api.structured_output.tool_calls import ToolCallDelta
+from server.api.structured_output.tool_calls import CallPiece
 
-FIRST = ToolCallDelta(index=0, id="call_1", name="f")
+FIRST = CallPiece(index=0, id="call_1", name="f")
 
 
 def dump(model) -> dict:
@@ -19,7 +19,7 @@ def test_a_message_of_text_has_nothing_else():
 
 def test_content_is_null_beside_calls_or_thoughts_alone():
     """Clients tell a call by it."""
-    message = to_message([FIRST, ToolCallDelta(index=0, arguments="{}")])
+    message = to_message([FIRST, CallPiece(index=0, arguments="{}")])
     assert message.content is None
     assert dump(message.tool_calls[0]) == {
         "id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"},
@@ -29,7 +29,7 @@ def test_content_is_null_beside_calls_or_thoughts_alone():
 
 def test_neighbours_of_a_kind_are_one_delta_and_the_first_of_a_call_stands_alone():
     """Id, type and name come once, with empty arguments."""
-    more = [ToolCallDelta(index=0, arguments=text) for text in ("{", "}")]
+    more = [CallPiece(index=0, arguments=text) for text in ("{", "}")]
     deltas = [
         dump(delta) for delta in to_deltas([Reasoning("a"), Reasoning("b"), "c", "d", FIRST, *more])
     ]

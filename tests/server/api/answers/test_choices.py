@@ -8,19 +8,19 @@ import pytest
 from fakes import EOS, FakeTokenizer
 
 from server.api.answers.choices import LOWEST_LOGPROB, Choice, TokenNames, finite, join
-from server.api.call import AnswerOptions, Prompt
+from server.api.generation_call import AnswerOptions, EncodedPrompt
 from server.errors import EngineUnavailableError, InternalError, InvalidRequestError
-from server.request import FinishReason, RequestOutput, TokenLogprob
+from server.request import FinishReason, Logprob, RequestOutput
 
 
 def choice(*, prompt: str = "", **options: object) -> Choice:
     names = TokenNames(FakeTokenizer(), skip_special_tokens=True)
-    text = Prompt(token_ids=tuple(prompt.encode()), text=prompt)
+    text = EncodedPrompt(token_ids=tuple(prompt.encode()), text=prompt)
     return Choice(names, text, AnswerOptions(**{"logprobs": 0, **options}))
 
 
 def output(text: str, tokens: bytes | tuple[int, ...] = b"", **fields: object) -> RequestOutput:
-    logprobs = tuple(TokenLogprob(token, -1.0) for token in tokens)
+    logprobs = tuple(Logprob(token, -1.0) for token in tokens)
     return RequestOutput(
         request_id="r", text=text, token_ids=tuple(tokens), logprobs=logprobs, **fields
     )
@@ -63,7 +63,7 @@ def test_the_end_token_is_shown_with_no_bytes():
 def test_offsets_count_characters_of_the_text():
     """Tokens of one character share the offset where it begins; an echo counts."""
     one = choice(prompt="né", echo=True)
-    prompt = (None, *(TokenLogprob(token, -1.0) for token in "né".encode()[1:]))
+    prompt = (None, *(Logprob(token, -1.0) for token in "né".encode()[1:]))
     piece = one.advance(output("é!", "é!".encode(), prompt_logprobs=prompt))
     assert piece.text == "néé!"
     assert [scored.offset for scored in piece.scored] == [0, 1, 1, 2, 2, 3]

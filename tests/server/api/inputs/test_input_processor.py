@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from fakes import MAX_MODEL_LEN, VOCAB_SIZE, FakeChatTemplate, FakeEngine
 
-from server.api.call import Call
+from server.api.generation_call import GenerationCall
 from server.api.inputs.input_processor import InputProcessor
 from server.api.schemas.requests import ChatBody, CompletionBody, TokenizeBody, parse
 from server.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
@@ -21,11 +21,13 @@ def processor(engine: FakeEngine | None = None, **defaults: float) -> InputProce
     return InputProcessor(info, engine.tokenizer, engine.chat_template, grammars=engine.grammars)
 
 
-def completion(prompt: object = "a", **body: object) -> Call:
+def completion(prompt: object = "a", **body: object) -> GenerationCall:
     return processor().completion(parse(CompletionBody, {"prompt": prompt, **body}))
 
 
-def chat(*messages: dict, template: FakeChatTemplate | None = None, **body: object) -> Call:
+def chat(
+    *messages: dict, template: FakeChatTemplate | None = None, **body: object
+) -> GenerationCall:
     inputs = processor(FakeEngine(chat_template=template))
     return inputs.chat(parse(ChatBody, {"messages": [*messages], **body}))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes import FakeEngine
 
-from server.api.call import AnswerOptions
+from server.api.generation_call import AnswerOptions
 from server.api.inputs.sampling_fields import bad_word_ids, sampling_params
 from server.api.schemas.requests import CompletionBody, parse
 from server.errors import InvalidRequestError

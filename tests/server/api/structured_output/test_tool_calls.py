@@ -13,7 +13,7 @@ from server.api.structured_output.tool_calls import (
     MISTRAL,
     PLAIN_JSON,
     TOOL_FORMATS,
-    ToolCallDelta,
+    CallPiece,
     ToolCallParser,
     format_of_template,
 )
@@ -135,7 +135,7 @@ def test_arguments_stream_as_they_come():
     first, second = parser.feed('{"a')
     assert (first.name, first.arguments) == ("f", "")
     assert second.arguments == '{"a'
-    assert parser.feed('": "b') == [ToolCallDelta(index=0, arguments='": "b')]
+    assert parser.feed('": "b') == [CallPiece(index=0, arguments='": "b')]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from server.tools.bench.bench_service import (
 )
 from server.tools.bench.bench_table import show_service, show_table
 from server.tools.bench.peer.bench_peer import PeerContender
-from server.tools.loadtest.stream_client import RequestRecord
+from server.tools.loadtest.stream_client import StreamRecord
 
 COST = ForwardCost(
     layer_parameters=0,
@@ -110,10 +110,10 @@ def test_the_engine_is_timed_step_by_step(checkpoint):
 
 def test_streams_count_while_all_receive():
     """Only the time between the last stream's first token and the first stream's end counts."""
-    one = RequestRecord(intended=0.0, arrivals=[0.0, 1.0, 2.0, 3.0], completion_tokens=4)
-    two = RequestRecord(intended=0.0, arrivals=[1.0, 2.0, 3.0, 4.0], completion_tokens=8)
+    one = StreamRecord(intended=0.0, arrivals=[0.0, 1.0, 2.0, 3.0], completion_tokens=4)
+    two = StreamRecord(intended=0.0, arrivals=[1.0, 2.0, 3.0, 4.0], completion_tokens=8)
     assert common_rate([one, two]) == (2 + 2 * 2) / 2.0
-    late = RequestRecord(intended=0.0, arrivals=[5.0, 6.0], completion_tokens=2)
+    late = StreamRecord(intended=0.0, arrivals=[5.0, 6.0], completion_tokens=2)
     with pytest.raises(ConfigurationError, match="did not overlap"):
         common_rate([one, late])
 
@@ -166,13 +166,13 @@ def test_a_context_can_be_given_for_each_batch():
 
 def test_gaps_beside_a_prompt_are_held_against_those_before():
     """The gap that the prompt begins in counts as one beside it, and what comes after does not."""
-    one = RequestRecord(intended=0.0, arrivals=[0.0, 1.0, 2.0, 3.0, 7.0, 10.0, 90.0, 95.0])
-    two = RequestRecord(intended=0.0, arrivals=[0.5, 1.5, 2.5, 7.5, 9.5])
+    one = StreamRecord(intended=0.0, arrivals=[0.0, 1.0, 2.0, 3.0, 7.0, 10.0, 90.0, 95.0])
+    two = StreamRecord(intended=0.0, arrivals=[0.5, 1.5, 2.5, 7.5, 9.5])
     assert gap_ratios([one, two], began=3.5, ended=8.0) == (5.0, 5.0)
-    many = RequestRecord(intended=0.0, arrivals=[0.0, 2.0, *range(4, 804, 4), 900.0])
+    many = StreamRecord(intended=0.0, arrivals=[0.0, 2.0, *range(4, 804, 4), 900.0])
     percentile, longest = gap_ratios([many], began=2.0, ended=899.0)
     assert (percentile, longest) == (2.0, 50.0)
-    together = RequestRecord(arrivals=[1.0, 1.0, 1.0, 1.0, 1.0001])
+    together = StreamRecord(arrivals=[1.0, 1.0, 1.0, 1.0, 1.0001])
     assert max(gap_ratios([together], began=1.0, ended=2.0)) < 11
 
 

@@ -5,7 +5,7 @@ from virtual_time import DONE, Script, VirtualServer, run_virtually, token, usag
 
 from server.tools.loadtest.http_client import HttpClient
 from server.tools.loadtest.load_generator import Load, LoadGenerator, LoadResult
-from server.tools.loadtest.stream_client import RequestRecord, StreamClient
+from server.tools.loadtest.stream_client import StreamClient, StreamRecord
 from server.tools.loadtest.workload import Prompt
 
 PROMPT = Prompt(({"role": "user", "content": "hello"},), 2)
@@ -18,7 +18,7 @@ def answer(seconds: float) -> Script:
 
 def generate(load, choose, *, count=10, servers=1_000_000, busy=0.0):
     """Run one level of load; returns its result, the server, and what the display was told."""
-    told: list[RequestRecord] = []
+    told: list[StreamRecord] = []
     used = iter((0.0, busy))
     server = VirtualServer(choose, servers=servers)
 
@@ -93,7 +93,7 @@ def test_a_busy_client_warns():
 
 def test_a_late_client_warns():
     """A client that cannot keep to its rate says so."""
-    records = [RequestRecord(intended=0.0, sent=0.05, ended=1.0) for _ in range(10)]
+    records = [StreamRecord(intended=0.0, sent=0.05, ended=1.0) for _ in range(10)]
     load = Load(rate=10.0)
     result = LoadResult(load=load, started=0, duration=1, records=records, cpu_share=0.1)
     assert "50 ms late" in (result.warning or "")

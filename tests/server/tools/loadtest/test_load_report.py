@@ -8,7 +8,7 @@ import pytest
 from server.errors import ConfigurationError
 from server.tools.loadtest.load_generator import Load, LoadResult
 from server.tools.loadtest.load_report import parse_limits, report
-from server.tools.loadtest.stream_client import RequestRecord
+from server.tools.loadtest.stream_client import StreamRecord
 
 # Of a result file of `vllm bench serve --save-result --save-detailed`.
 VLLM_NAMES = {
@@ -23,24 +23,24 @@ VLLM_NAMES = {
 FACTS = {"endpoint_type": "chat", "model_id": "m", "tokenizer_id": "m"}
 
 
-def make_record(start: float, *gaps: float) -> RequestRecord:
+def make_record(start: float, *gaps: float) -> StreamRecord:
     """A request sent at `start` whose tokens arrive after these gaps."""
     arrivals = (start + np.cumsum(gaps)).tolist()
-    return RequestRecord(
+    return StreamRecord(
         intended=start, sent=start, arrivals=arrivals, ended=arrivals[-1],
         prompt_tokens=10, completion_tokens=len(gaps),
     )  # fmt: skip
 
 
-def make_report(*records: RequestRecord, limits: dict[str, float] | None = None):
+def make_report(*records: StreamRecord, limits: dict[str, float] | None = None):
     result = LoadResult(
         load=Load(concurrency=2), started=0.0, duration=4.0, records=list(records), cpu_share=0.1
     )
     return report(result, limits=limits or {}, facts=FACTS)
 
 
-def failed(start: float, kind: str) -> RequestRecord:
-    record = RequestRecord(intended=start, sent=start, ended=start + 1)
+def failed(start: float, kind: str) -> StreamRecord:
+    record = StreamRecord(intended=start, sent=start, ended=start + 1)
     record.fail(kind, "why")
     return record
 

@@ -4,19 +4,19 @@ import pytest
 from virtual_time import DONE, Script, VirtualServer, event, run_virtually, token, usage
 
 from server.tools.loadtest.http_client import HttpClient
-from server.tools.loadtest.stream_client import RequestRecord, StreamClient
+from server.tools.loadtest.stream_client import StreamClient, StreamRecord
 from server.tools.loadtest.workload import Prompt
 
 PROMPT = Prompt(({"role": "user", "content": "hello"},), 5)
 ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
 
 
-def send(*parts, status=200, endpoint="chat", server=None) -> RequestRecord:
+def send(*parts, status=200, endpoint="chat", server=None) -> StreamRecord:
     """Send one request, meant for time 0, to a server that answers by script."""
 
-    async def work() -> RequestRecord:
+    async def work() -> StreamRecord:
         async with HttpClient("http://test", timeout=30) as http:
-            record = RequestRecord(intended=0.0)
+            record = StreamRecord(intended=0.0)
             sender = StreamClient(http, model="m", endpoint=endpoint, options={"top_k": 1})
             await sender.send(sender.body(PROMPT), record)
             return record
@@ -89,9 +89,9 @@ def test_failures_of_the_network_are_told_apart(part, kind):
 def test_nobody_listens():
     """A server that cannot be reached is a record too."""
 
-    async def work() -> RequestRecord:
+    async def work() -> StreamRecord:
         async with HttpClient("http://test", timeout=30) as http:
-            record = RequestRecord()
+            record = StreamRecord()
             await StreamClient(http, model="m", endpoint="chat", options={}).send(b"", record)
             return record
 

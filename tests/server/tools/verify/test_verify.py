@@ -13,8 +13,8 @@ from model.native_library import load_kernels
 from server.cli import app
 from server.config import EngineConfig
 from server.engine.loaded_engine import build_engine
-from server.request import TokenLogprob
-from server.tools.verify.verify import Answer, TrialResult, Verification, differences
+from server.request import Logprob
+from server.tools.verify.verify import ProbeAnswer, TrialResult, Verification, differences
 
 needs_kernels = pytest.mark.skipif(
     load_kernels(threads=1)[0] is None, reason="the native kernels were not built"
@@ -104,8 +104,8 @@ def test_torch_is_judged_by_its_own_promise(checkpoint, tmp_path, monkeypatch):
 @needs_kernels
 def test_the_command_fails_with_the_first_difference(checkpoint, monkeypatch):
     """The command's exit code is 1 and its last line the difference."""
-    alone = Answer("probe", [1], [TokenLogprob(1, -0.5)])
-    here = Answer("probe", [1], [TokenLogprob(1, -0.25)])
+    alone = ProbeAnswer("probe", [1], [Logprob(1, -0.5)])
+    here = ProbeAnswer("probe", [1], [Logprob(1, -0.25)])
     broken = TrialResult(condition="in company", group="company", num_answers=1)
     broken.differences = differences(alone, here)
     monkeypatch.setattr(Verification, "run", lambda self: iter([broken]))
@@ -122,17 +122,17 @@ def test_the_command_fails_with_the_first_difference(checkpoint, monkeypatch):
         ({"text": "other"}, "text"),
         ({"error": "broken"}, "outcome"),
         ({"logprobs": []}, "number of answer tokens"),
-        ({"logprobs": [TokenLogprob(1, -1.0, ((1, -1.0), (5, -2.5)))]}, "answer token 0"),
-        ({"prompt_logprobs": [TokenLogprob(4, -3.0)]}, "prompt token 0"),
+        ({"logprobs": [Logprob(1, -1.0, ((1, -1.0), (5, -2.5)))]}, "answer token 0"),
+        ({"prompt_logprobs": [Logprob(4, -3.0)]}, "prompt token 0"),
     ],
 )
 def test_every_part_of_an_answer_is_compared(change, place):
     """Tokens, text, errors, log-probabilities and those of alternatives and prompts all count."""
-    alone = Answer(
+    alone = ProbeAnswer(
         "probe",
         token_ids=[1],
-        logprobs=[TokenLogprob(1, -1.0, ((1, -1.0), (5, -2.0)))],
-        prompt_logprobs=[TokenLogprob(4, -2.0)],
+        logprobs=[Logprob(1, -1.0, ((1, -1.0), (5, -2.0)))],
+        prompt_logprobs=[Logprob(4, -2.0)],
         text="text",
     )
     assert differences(alone, alone) == []

@@ -1,4 +1,4 @@
-"""Call: one checked HTTP request, on its way to become engine requests and then an answer.
+"""GenerationCall: one checked HTTP request on its way to engine requests, and then to an answer.
 
 Plain data, frozen. The engine requests in it are handed over once; the rest stays with the
 event loop and says how the answer is written.
@@ -14,7 +14,7 @@ from server.request import Request
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
+class EncodedPrompt:
     """What one group of n choices continues."""
 
     token_ids: tuple[int, ...]
@@ -47,7 +47,7 @@ class AnswerOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
+class GenerationCall:
     """One HTTP request, ready to run.
 
     Choice i of the answer is `requests[i]` and continues `prompts[i // n]`.
@@ -58,7 +58,7 @@ class Call:
     model: str
     seed: int
     n: int
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[EncodedPrompt, ...]
     requests: tuple[Request, ...]
     options: AnswerOptions
     answer_format: AnswerFormat = PLAIN_TEXT
