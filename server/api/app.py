@@ -65,7 +65,7 @@ def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     _add_routes(app, api)
     _add_other_forms(app, OtherForms(api.dispatcher))
     _add_gates(app, config, metrics)
-    _add_experiments(app, Experiments(engine, config, workers=workers))
+    _add_experiments(app, Experiments(engine, api.dispatcher, workers=workers))
     _add_views(app, Views(engine, keep_alive=config.keep_alive_interval, workers=workers), Page())
     _answer_head(app)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way

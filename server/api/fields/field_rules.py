@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 
 class Support(enum.Enum):
-    """What becomes of a field."""
+    """What becomes of a field that no schema has."""
 
-    WORKS = "works"
     HARMLESS = "harmless"
     """Accepted and reported: the tokens do not depend on it."""
     REFUSED = "refused"
@@ -47,11 +46,6 @@ class FieldRule:
 def same(a: object, b: object) -> bool:
     """Equality in JSON's sense: 1 equals 1.0, but true is not 1."""
     return isinstance(a, bool) == isinstance(b, bool) and a == b
-
-
-def works() -> FieldRule:
-    """A field that is served."""
-    return FieldRule(Support.WORKS, lambda _value, _facts: True)
 
 
 def harmless() -> FieldRule:

@@ -1,8 +1,8 @@
-"""The one table of request fields: what works, what is harmless, and what is refused.
+"""The one table of request fields beside those that work: what is harmless, and what is refused.
 
-`judge` holds a body against it before anything else looks at the values. Whether a value that
-works is also well-formed is the schemas' business. The table is the whole policy: to support a
-field, change its row. Knows no engine and no HTTP.
+A field works if the schema of its endpoint has it. `judge` holds a body against schema and table
+before anything else looks at the values; whether a value is well-formed is the schema's business.
+To support a field, move it from its row to the schema. Knows no engine and no HTTP.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from server.api.fields.field_rules import (
@@ -24,7 +24,6 @@ from server.api.fields.field_rules import (
     refused,
     same,
     unknown_keys,
-    works,
 )
 from server.api.fields.translated_fields import (
     MESSAGE_FIELDS,
@@ -73,14 +72,6 @@ def _is_n(value: object, facts: Facts) -> bool:
     return same(value, 1 if n is None else n)
 
 
-_GENERATION_WORKS = (
-    "model", "temperature", "top_p", "top_k", "min_p", "seed", "n", "max_tokens", "min_tokens",
-    "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "skip_special_tokens",
-    "return_token_ids", "truncate_prompt_tokens", "priority", "stream", "stream_options",
-    "prefix_cache", "use_cache", "cache_salt", "response_format", "structured_outputs",
-    "allowed_token_ids", "bad_words", "prompt_logprobs",
-)  # fmt: skip
 _HARMLESS = (
     "user", "safety_identifier", "metadata", "prompt_cache_key", "prompt_cache_retention",
     "prompt_cache_options", "cache_control", "cache_prompt", "keep_alive", "service_tier",
@@ -88,7 +79,6 @@ _HARMLESS = (
     "use_mmap", "use_mlock",
 )  # fmt: skip
 _SHARED: dict[str, FieldRule] = {
-    **dict.fromkeys(_GENERATION_WORKS, works()),
     **dict.fromkeys(_HARMLESS, harmless()),
     "store": only([False]),
     # samplers of other servers
@@ -122,11 +112,6 @@ _SHARED: dict[str, FieldRule] = {
     "guided_decoding_backend": refused(),
 }  # fmt: skip
 _CHAT_ONLY: dict[str, FieldRule] = {
-    **dict.fromkeys(
-        ("messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt",
-         "continue_final_message", "chat_template_kwargs", "reasoning_effort", "tools",
-         "tool_choice", "parallel_tool_calls"), works(),
-    ),
     "echo": only([False]),
     "add_special_tokens": only([False], hint="The template writes them."),
     "include_reasoning": only([True]),
@@ -147,35 +132,22 @@ _CHAT_ONLY: dict[str, FieldRule] = {
     "reasoning": refused("Use 'reasoning_effort' instead."),
 }  # fmt: skip
 _COMPLETIONS_ONLY: dict[str, FieldRule] = {
-    "prompt": works(),
-    "echo": works(),
-    "max_completion_tokens": works(),
     "suffix": only([""]),
     "add_special_tokens": only([True]),
     **dict.fromkeys(("messages", "input"), refused("Use 'prompt' instead.")),
     "top_logprobs": refused("Use 'logprobs' with a number instead."),
 }
-_RENDERING = (
-    "model", "messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
-)  # fmt: skip
-
 TABLE: Mapping[Endpoint, Mapping[str, FieldRule]] = {
     Endpoint.COMPLETIONS: _SHARED | _COMPLETIONS_ONLY,
     Endpoint.CHAT: _SHARED | _CHAT_ONLY,
     Endpoint.RESPONSES: RESPONSE_FIELDS,
     Endpoint.MESSAGES: MESSAGE_FIELDS,
-    Endpoint.TOKENIZE: {
-        **dict.fromkeys((*_RENDERING, "prompt", "add_special_tokens"), works()),
-        "return_token_strs": works(),
-        "tools": only([[]]),
-    },
-    Endpoint.DETOKENIZE: {
-        **dict.fromkeys(("model", "tokens", "skip_special_tokens"), works()),
-    },
-    Endpoint.COMPARE: dict.fromkeys(("model", "prompt", "max_tokens", "stream"), works()),
-    Endpoint.ATTENTION: dict.fromkeys(("model", "prompt", "layer", "head"), works()),
+    Endpoint.TOKENIZE: {"tools": only([[]])},
+    Endpoint.DETOKENIZE: {},
+    Endpoint.COMPARE: {},
+    Endpoint.ATTENTION: {},
 }
-"""Endpoint -> field -> rule. Null is absent whatever the rule."""
+"""Endpoint -> field that its schema has not -> rule. Null is absent whatever the rule."""
 
 _FORMAT = {"type": None, "json_schema": dict.fromkeys(("name", "description", "schema", "strict"))}
 _STREAM_OPTIONS = dict.fromkeys(("include_usage", "continuous_usage_stats"))
@@ -205,16 +177,19 @@ def judge(
     body: Mapping[str, object],
     endpoint: Endpoint,
     *,
+    works: Collection[str],
     max_model_len: int,
     reject_unknown: bool = True,
 ) -> Judgement:
-    """Hold a request body against the table.
+    """Hold a request body against the schema's fields and the table.
 
     Args:
         body: The parsed JSON object.
-        endpoint: Whose fields count.
+        endpoint: Whose rows count.
+        works: The fields that the endpoint's schema has.
         max_model_len: The longest sequence served, for `num_ctx`.
-        reject_unknown: Whether a field in no row is refused; if not it is ignored and reported.
+        reject_unknown: Whether a field that nobody knows is refused; if not it is ignored and
+            reported.
 
     Raises:
         UnknownParameterError: Names every unknown field, with the nearest known name.
@@ -223,19 +198,18 @@ def judge(
     """
     table = TABLE[endpoint]
     present = {name: value for name, value in body.items() if value is not None}
-    unknown = [name for name in present if name not in table]
+    unknown = [name for name in present if name not in works and name not in table]
     if unknown and reject_unknown:
-        raise UnknownParameterError([_shown(name) for name in unknown], _guesses(unknown, table))
+        raise UnknownParameterError(
+            [_shown(name) for name in unknown], _guesses(unknown, table, works)
+        )
     facts = Facts(body, max_model_len)
-    for name, value in present.items():
-        if name in table and not table[name].neutral(value, facts):
-            raise _refusal(name, value, table[name])
-    values = {
-        name: value
-        for name, value in present.items()
-        if name in table and table[name].support is Support.WORKS
-    }
-    unseen = [name for name in present if name in table and table[name].support is Support.HARMLESS]
+    listed = {name: table[name] for name in present if name in table}
+    for name, rule in listed.items():
+        if not rule.neutral(present[name], facts):
+            raise _refusal(name, present[name], rule)
+    values = {name: value for name, value in present.items() if name in works}
+    unseen = [name for name, rule in listed.items() if rule.support is Support.HARMLESS]
     inside = {
         path
         for name, shape in SHAPES[endpoint].items()
@@ -249,9 +223,12 @@ def _shown(name: str) -> str:
     return name[:100].encode("unicode_escape").decode("ascii")
 
 
-def _guesses(unknown: list[str], table: Mapping[str, FieldRule]) -> dict[str, str]:
+def _guesses(
+    unknown: list[str], table: Mapping[str, FieldRule], works: Collection[str]
+) -> dict[str, str]:
     """The nearest known name of each unknown one that has any."""
-    known = [name for name, rule in table.items() if rule.support is not Support.REFUSED]
+    harmless_names = (name for name, rule in table.items() if rule.support is Support.HARMLESS)
+    known = [*works, *harmless_names]
     nearest = {
         name: difflib.get_close_matches(name[:100].lower(), known, n=1) for name in unknown[:20]
     }

@@ -16,20 +16,13 @@ from server.api.fields.field_rules import (
     harmless,
     only,
     refused,
-    works,
 )
 
 _STATELESS = "This server keeps no state: send the whole conversation as 'input'."
 _BOTH: Mapping[str, FieldRule] = {
-    **dict.fromkeys(
-        ("model", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
-         "frequency_penalty", "repetition_penalty", "ignore_eos", "priority", "prefix_cache",
-         "use_cache", "cache_salt", "chat_template_kwargs", "stream", "tools", "tool_choice"),
-        works(),
-    ),
     **dict.fromkeys(("service_tier", "cache_control"), harmless()),
     "n": only([1]),
-}  # fmt: skip
+}
 
 
 def _names_no_logprobs(value: object, _facts: Facts) -> bool:
@@ -38,10 +31,6 @@ def _names_no_logprobs(value: object, _facts: Facts) -> bool:
 
 RESPONSE_FIELDS: Mapping[str, FieldRule] = {
     **_BOTH,
-    **dict.fromkeys(
-        ("input", "instructions", "max_output_tokens", "text", "reasoning", "parallel_tool_calls",
-         "metadata"), works(),
-    ),
     **dict.fromkeys(
         ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
          "prompt_cache_options", "access_programs", "max_tool_calls", "stream_options"), harmless(),
@@ -88,10 +77,6 @@ RESPONSE_SHAPES: Mapping[str, Shape] = {
 
 MESSAGE_FIELDS: Mapping[str, FieldRule] = {
     **_BOTH,
-    **dict.fromkeys(
-        ("messages", "system", "max_tokens", "stop_sequences", "thinking", "output_config"),
-        works(),
-    ),
     **dict.fromkeys(
         ("metadata", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id",
          "billing_policy", "fallbacks", "fallback_credit_token", "betas"), harmless(),

@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
 
 from server.errors import OverloadedError
 
@@ -23,6 +26,15 @@ class Ticket:
     def __init__(self, admission: Admission, size: int) -> None:
         self._admission = admission
         self._size = size
+
+    @contextmanager
+    def kept(self) -> Iterator[Self]:
+        """Release the ticket if what is done meanwhile fails; whoever succeeds keeps it."""
+        try:
+            yield self
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """The sequences have ended."""

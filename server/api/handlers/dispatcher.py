@@ -24,16 +24,16 @@ from server.api.answers.writer import Writer
 from server.api.dialects.dialect import Dialect
 from server.api.fields.fields import Endpoint, judge
 from server.api.generation_call import GenerationCall
-from server.api.handlers.admission import Admission
+from server.api.handlers.admission import Admission, Ticket
 from server.api.inputs.input_processor import InputProcessor
 from server.api.observability.metrics import Metrics
 from server.api.protocols import EngineClient, TokenizerLike
 from server.api.schemas import requests as schemas
 from server.api.transport.connection import read_body, unless_gone
 from server.api.transport.deadline import within
-from server.api.transport.event_stream import EventStream, KeepAlive, begin
+from server.api.transport.event_stream import EventStream, KeepAlive, begin, error_event
 from server.api.transport.json_body import parse_object
-from server.api.transport.wire import encode
+from server.api.transport.wire import KEEP_ALIVE, encode
 from server.api.transport.workers import Pool, Workers
 from server.config import ServerConfig
 from server.engine_status import EngineStatus
@@ -127,14 +127,27 @@ class Dispatcher:
         raise EngineUnavailableError(_NOT_YET[status], code=status.value)
 
     async def read(
-        self, request: Request, schema: type[Parsed], endpoint: Endpoint
+        self,
+        request: Request,
+        schema: type[Parsed],
+        endpoint: Endpoint,
+        *,
+        max_bytes: int | None = None,
     ) -> Asked[Parsed]:
         """Read and check a body.
+
+        Args:
+            request: Whose body it is.
+            schema: Its fields, types and bounds.
+            endpoint: Its rows in the table of fields.
+            max_bytes: A limit instead of the server's.
 
         Raises:
             ApiError: It cannot be served.
         """
-        return await self._read(request, lambda raw: self._parse(raw, schema, endpoint))
+        return await self._read(
+            request, lambda raw: self._parse(raw, schema, endpoint), max_bytes=max_bytes
+        )
 
     async def read_in(
         self, dialect: Dialect[Parsed], request: Request
@@ -144,16 +157,18 @@ class Dispatcher:
         Raises:
             ApiError: It cannot be served.
         """
-        return await self._read(request, lambda raw: self._parse_in(dialect, raw), dialect)
+        return await self._read(request, lambda raw: self._parse_in(dialect, raw), dialect=dialect)
 
     async def _read(
         self,
         request: Request,
         parse: Callable[[bytes], tuple[Read, tuple[str, ...]]],
+        *,
         dialect: Dialect[Any] | None = None,
+        max_bytes: int | None = None,
     ) -> Asked[Read]:
         self.running()
-        raw = await read_body(request, self._config.max_body_bytes)
+        raw = await read_body(request, max_bytes or self._config.max_body_bytes)
         pool = self._workers.reading(len(raw))
         if len(raw) > _INLINE_BYTES:
             parsing = pool.run(lambda: parse(raw))
@@ -180,6 +195,7 @@ class Dispatcher:
         judged = judge(
             parse_object(raw),
             endpoint,
+            works=schema.model_fields.keys(),
             max_model_len=self._engine.info.max_model_len,
             reject_unknown=self._config.unknown_fields == "reject",
         )
@@ -223,31 +239,50 @@ class Dispatcher:
         Raises:
             ApiError: It cannot be served, or failed before the first event.
         """
-        ticket = self._admission.enter(num_sequences)
-        headers = _ignored_header(asked.ignored)
-        try:
+        with self._admission.enter(num_sequences).kept() as ticket:
             call = await self.prepare(request, asked, make_call)
             await unless_gone(request.receive, self._constrain(call, asked))
             writer = kind(call, self._engine.tokenizer)
             outputs = self._outputs(call)
-            if not call.options.stream:
-                answer = collect(writer, outputs, self._workers.writing)
-                raw = await unless_gone(request.receive, answer)
-                ticket.release()
-                return Response(raw, media_type=_JSON, headers=headers)
-            rest = events(writer, outputs, self._workers.writing)
-            keep_alive = KeepAlive(self._config.keep_alive_interval, writer.keep_alive)
-            first = await begin(request.receive, rest, patience=keep_alive.interval)
-        except BaseException:
+            if call.options.stream:
+                parts = events(writer, outputs, self._workers.writing)
+                return await self.stream(request, asked, parts, ticket=ticket, writer=writer)
+            answer = collect(writer, outputs, self._workers.writing)
+            raw = await unless_gone(request.receive, answer)
             ticket.release()
-            raise
+            return json_answer(raw, asked.ignored)
+
+    async def stream(
+        self,
+        request: Request,
+        asked: Asked[Any],
+        parts: AsyncGenerator[bytes, None],
+        *,
+        ticket: Ticket,
+        writer: Writer | None = None,
+    ) -> Response:
+        """Answer with server-sent events; returns with the first of them or at a first silence.
+
+        Args:
+            request: Whose connection it is.
+            asked: What was read from it.
+            parts: The events; closed in the end.
+            ticket: Released when nothing more will be sent.
+            writer: Spells silences and failures, if they are spelt in a way of their own.
+
+        Raises:
+            ApiError: It failed before the first event.
+        """
+        comment = KEEP_ALIVE if writer is None else writer.keep_alive
+        keep_alive = KeepAlive(self._config.keep_alive_interval, comment)
+        first = await begin(request.receive, parts, patience=keep_alive.interval)
         return EventStream(
             first,
-            rest,
-            headers=headers,
+            parts,
+            headers=_ignored_header(asked.ignored),
             keep_alive=keep_alive,
             on_end=ticket.release,
-            failure=writer.failure,
+            failure=error_event if writer is None else writer.failure,
         )
 
     async def _constrain(self, call: GenerationCall, asked: Asked[Any]) -> None:

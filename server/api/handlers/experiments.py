@@ -1,13 +1,13 @@
 """Experiments: POST /v1/compare and POST /v1/attention, what the page lets people try.
 
 Both are bounded, and comparisons run one at a time: doing without the cache is expensive, and
-whoever is served beside one must not feel it. Only known fields are taken.
+whoever is served beside one must not feel it.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import perf_counter
 from typing import TypeVar
@@ -16,24 +16,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import request as engine_request
-from server.api.fields.fields import Endpoint, judge
+from server.api.fields.fields import Endpoint
 from server.api.handlers.admission import Admission, Ticket
+from server.api.handlers.dispatcher import Asked, Dispatcher, json_answer
 from server.api.protocols import EngineClient
 from server.api.schemas import requests as schemas
-from server.api.transport.connection import read_body, unless_gone
-from server.api.transport.event_stream import EventStream, KeepAlive, begin
-from server.api.transport.json_body import parse_object
+from server.api.transport.connection import unless_gone
 from server.api.transport.wire import encode, event
 from server.api.transport.workers import Workers
-from server.config import ServerConfig
 from server.engine.comparison import Comparison, Run
-from server.engine_status import EngineStatus
 from server.errors import (
     ContextLengthError,
-    EngineUnavailableError,
     InternalError,
     InvalidRequestError,
-    ModelNotFoundError,
     OverloadedError,
 )
 
@@ -45,7 +40,7 @@ _ROUNDED = 5
 """Digits of an attention weight."""
 _DONE = b"data: [DONE]\n\n"
 
-Body = TypeVar("Body", bound=schemas.Body)
+Experiment = TypeVar("Experiment", schemas.CompareBody, schemas.AttentionBody)
 StepEvents = AsyncGenerator[dict[str, object], None]
 
 
@@ -54,46 +49,41 @@ class Experiments:
 
     Args:
         engine: Serves everybody else meanwhile.
-        config: The limits.
+        dispatcher: Reads, checks and sends.
         workers: Do what takes long.
     """
 
-    def __init__(self, engine: EngineClient, config: ServerConfig, *, workers: Workers) -> None:
+    def __init__(self, engine: EngineClient, dispatcher: Dispatcher, *, workers: Workers) -> None:
         self._engine = engine
+        self._dispatcher = dispatcher
         self._workers = workers
-        self._keep_alive = KeepAlive(config.keep_alive_interval)
         self._comparisons = Admission(1)
         self._recordings = Admission(1)
 
     async def compare(self, request: Request) -> Response:
         """Generate the same tokens with the cache and without it, and time each step."""
-        body = await self._read(request, schemas.CompareBody, Endpoint.COMPARE)
-        token_ids = await self._encode(request, body.prompt)
+        asked = await self._read(request, schemas.CompareBody, Endpoint.COMPARE)
+        body = asked.body
+        token_ids = await self._encode(request, asked)
         limit = self._engine.info.max_model_len
         if len(token_ids) + body.max_tokens > limit:
             raise ContextLengthError(
                 limit=limit, prompt=len(token_ids), completion=body.max_tokens, param="prompt"
             )
-        ticket = _begin(self._comparisons, "comparison")
-        steps = self._compare(token_ids, body.max_tokens)
-        try:
-            if not body.stream:
-                answer = await unless_gone(request.receive, _last(steps))
-                ticket.release()
-                return _json(answer)
-            events = _as_events(steps, ticket)
-            first = await begin(request.receive, events, patience=self._keep_alive.interval)
-        except BaseException:
+        with _begin(self._comparisons, "comparison").kept() as ticket:
+            steps = self._compare(token_ids, body.max_tokens)
+            if body.stream:
+                events = _as_events(steps, ticket)
+                return await self._dispatcher.stream(request, asked, events, ticket=ticket)
+            answer = await unless_gone(request.receive, _last(steps))
             ticket.release()
-            raise
-        return EventStream(
-            first, events, headers={}, keep_alive=self._keep_alive, on_end=ticket.release
-        )
+            return json_answer(encode(answer), asked.ignored)
 
     async def attention(self, request: Request) -> Response:
         """Show what each token of a short text attends to."""
-        body = await self._read(request, schemas.AttentionBody, Endpoint.ATTENTION)
-        token_ids = await self._encode(request, body.prompt)
+        asked = await self._read(request, schemas.AttentionBody, Endpoint.ATTENTION)
+        body = asked.body
+        token_ids = await self._encode(request, asked)
         info = self._engine.info
         _check_below("layer", body.layer, info.num_layers)
         _check_below("head", body.head, info.num_heads)
@@ -103,10 +93,8 @@ class Experiments:
             weights = await unless_gone(request.receive, recording)
         finally:
             ticket.release()
-        return await unless_gone(
-            request.receive,
-            self._workers.writing.run(lambda: _json(self._shown(body, token_ids, weights))),
-        )
+        writing = self._workers.writing.run(lambda: encode(self._shown(body, token_ids, weights)))
+        return json_answer(await unless_gone(request.receive, writing), asked.ignored)
 
     def _shown(
         self, body: schemas.AttentionBody, token_ids: list[int], weights: list[list[float]]
@@ -129,32 +117,20 @@ class Experiments:
             ],
         }
 
-    async def _read(self, request: Request, schema: type[Body], endpoint: Endpoint) -> Body:
-        """Read and check a body, once the engine is there for it."""
-        if self._engine.status is not EngineStatus.READY:
-            raise EngineUnavailableError(self._engine.error or "The server takes no requests now.")
-        raw = await read_body(request, MAX_BODY_BYTES)
-        pool = self._workers.reading(len(raw))
-        return await unless_gone(
-            request.receive, pool.run(lambda: self._parse(raw, schema, endpoint))
-        )
+    async def _read(
+        self, request: Request, schema: type[Experiment], endpoint: Endpoint
+    ) -> Asked[Experiment]:
+        """Read and check a body, which is short."""
+        asked = await self._dispatcher.read(request, schema, endpoint, max_bytes=MAX_BODY_BYTES)
+        self._dispatcher.inputs.check_model(asked.body.model)
+        return asked
 
-    def _parse(self, raw: bytes, schema: type[Body], endpoint: Endpoint) -> Body:
-        """The body that these bytes are."""
-        info = self._engine.info
-        judged = judge(parse_object(raw), endpoint, max_model_len=info.max_model_len)
-        body = schemas.parse(schema, judged.values)
-        if body.model not in (None, info.model_name):
-            raise ModelNotFoundError(
-                f"The model '{str(body.model)[:200]}' is not served here; '{info.model_name}' is.",
-                param="model",
-            )
-        return body
-
-    async def _encode(self, request: Request, prompt: str) -> list[int]:
-        pool = self._workers.reading(len(prompt))
-        token_ids = await unless_gone(
-            request.receive, pool.run(lambda: self._engine.tokenizer.encode(prompt))
+    async def _encode(
+        self, request: Request, asked: Asked[schemas.CompareBody] | Asked[schemas.AttentionBody]
+    ) -> list[int]:
+        prompt = asked.body.prompt
+        token_ids = await self._dispatcher.prepare(
+            request, asked, lambda: self._engine.tokenizer.encode(prompt)
         )
         if not 1 <= len(token_ids) <= MAX_PROMPT_TOKENS:
             raise InvalidRequestError(
@@ -251,7 +227,3 @@ def _check_below(name: str, value: int | None, limit: int) -> None:
         raise InvalidRequestError(
             f"'{name}' must be at most {limit - 1} with this model (got {value}).", param=name
         )
-
-
-def _json(answer: Mapping[str, object]) -> Response:
-    return Response(encode(answer), media_type="application/json")

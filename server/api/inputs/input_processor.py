@@ -113,7 +113,7 @@ class InputProcessor:
         options = _answer_options(body, form, logprobs=logprobs)
         return self._call(body, [prompt], options, form=form)
 
-    def constrain(self, call: Call, is_over: threading.Event | None = None) -> None:
+    def constrain(self, call: GenerationCall, is_over: threading.Event | None = None) -> None:
         """Compile the grammar of a call for its requests; takes up to seconds.
 
         Args:
@@ -132,7 +132,7 @@ class InputProcessor:
         for request in call.requests:
             request.grammar = grammar.copy()
 
-    def is_compiled(self, call: Call) -> bool:
+    def is_compiled(self, call: GenerationCall) -> bool:
         """Whether the grammar of a call is known, so that compiling it takes no time."""
         return call.constraint is None or self._grammars.knows(call.constraint.source)
 
