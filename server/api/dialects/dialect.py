@@ -1,4 +1,4 @@
-"""Dialect: another form of a chat request, and how to speak to whoever uses it.
+"""Dialect: another form of a chat request, and its client's names in what is said about it.
 
 Knows no particular form: those are in responses.py and messages.py beside it.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from server.api.fields.fields import Endpoint
-from server.api.schemas.requests import Body, ChatBody
+from server.api.schemas.requests import Body, ChatBody, SamplingBody
 from server.errors import ApiError
 
 Asked = TypeVar("Asked", bound=Body)
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect(Generic[Asked]):
-    """How chats are asked for in other words."""
+    """A translation of one form of body into a chat, and of errors about the chat back."""
 
     schema: type[Asked]
     endpoint: Endpoint
@@ -34,7 +34,7 @@ class Dialect(Generic[Asked]):
         return tuple(self.names.get(name, name) for name in names)
 
     def speak(self, work: Callable[[], Result]) -> Result:
-        """Do something about a chat; what is wrong with it is said in the client's words.
+        """Run `work` on a chat and translate the field names of its errors into the client's.
 
         Raises:
             ApiError: It failed.
@@ -53,3 +53,12 @@ class Dialect(Generic[Asked]):
         known = "|".join(map(re.escape, self.names))
         # A name alone, or at the beginning of a path.
         return re.sub(rf"'({known})(?=['.\[])", lambda m: f"'{self.names[m[1]]}", message)
+
+
+def sampling_fields(body: SamplingBody) -> dict[str, object]:
+    """The fields that every form shares, as far as the client set them."""
+    return {
+        name: getattr(body, name)
+        for name in SamplingBody.model_fields
+        if name in body.model_fields_set
+    }

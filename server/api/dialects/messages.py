@@ -1,15 +1,17 @@
 """A /v1/messages request in the words of a chat.
 
 The chat that comes of it runs as any other does; `MESSAGES` and `MESSAGE_COUNTS` turn what is said
-about it back into the words of the client.
+about it back into the words of the client. What the schema has checked is taken over as it is.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from server.api.dialects.dialect import Dialect
+from server.api.dialects.dialect import Dialect, sampling_fields
 from server.api.fields.fields import Endpoint
 from server.api.schemas.message_schemas import (
     MessageBody,
@@ -22,9 +24,26 @@ from server.api.schemas.message_schemas import (
     ToolUseBlock,
     Turn,
 )
-from server.api.schemas.requests import ChatBody, SamplingBody, parse
+from server.api.schemas.output_schemas import (
+    FunctionDefinition,
+    FunctionName,
+    JsonSchemaFormat,
+    NamedTool,
+    ResponseFormat,
+    Tool,
+)
+from server.api.schemas.requests import (
+    ChatBody,
+    FunctionCall,
+    MadeCall,
+    Message,
+    TextPart,
+    TurnPart,
+    parse,
+)
 from server.errors import InvalidRequestError
 
+Role = Literal["system", "user", "assistant", "tool"]
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -34,19 +53,21 @@ def message_to_chat(body: MessageCountBody) -> ChatBody:
     Raises:
         InvalidRequestError: A chat cannot say it.
     """
-    values: dict[str, Any] = body.model_dump(
-        include={*SamplingBody.model_fields}, exclude_unset=True
-    )
-    values["messages"] = _messages(body)
-    if values["messages"][-1]["role"] == "assistant":
-        values |= _prefill(values["messages"][-1])
+    values = sampling_fields(body)
+    messages = _messages(body)
+    values["messages"] = messages
+    if messages[-1].role == "assistant":
+        values |= _prefill(messages[-1])
     values |= _tools(body)
     values["stop"] = body.stop_sequences
     if body.max_tokens is not None:
         values["max_tokens"] = body.max_tokens
     form = body.output_config.format
     if form is not None:
-        values["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+        values["response_format"] = ResponseFormat(
+            type="json_schema",
+            json_schema=JsonSchemaFormat.model_validate({"schema": form.schema_}),
+        )
     if body.output_config.effort is not None:
         values["reasoning_effort"] = body.output_config.effort
     thinking = (
@@ -56,59 +77,75 @@ def message_to_chat(body: MessageCountBody) -> ChatBody:
     return parse(ChatBody, values)
 
 
-def _messages(body: MessageCountBody) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
+@dataclass(slots=True)
+class _OpenTurn:
+    """A turn that more blocks may join."""
+
+    role: Role
+    content: list[TurnPart] = field(default_factory=list)
+    tool_calls: list[MadeCall] = field(default_factory=list)
+    tool_call_id: str | None = None
+
+    def close(self) -> Message:
+        """The turn as a chat has it; what it has not is not set."""
+        calls: dict[str, Any] = {"tool_calls": self.tool_calls} if self.tool_calls else {}
+        answered: dict[str, Any] = (
+            {} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id}
+        )
+        return Message(role=self.role, content=self.content, **calls, **answered)
+
+
+def _messages(body: MessageCountBody) -> list[Message]:
+    turns: list[_OpenTurn] = []
     if body.system:
-        messages.append({"role": "system", "content": _text_parts(body.system)})
+        turns.append(_OpenTurn("system", _text_parts(body.system)))
     for turn in body.messages:
-        _add_turn(messages, turn)
-    return messages
+        _add_turn(turns, turn)
+    return [turn.close() for turn in turns]
 
 
-def _add_turn(messages: list[dict[str, Any]], turn: Turn) -> None:
+def _add_turn(turns: list[_OpenTurn], turn: Turn) -> None:
     """Each result of a call is a message of its own; all else joins the turn before."""
     if isinstance(turn.content, str):
-        _message_of(messages, turn.role)["content"] += _text_parts(turn.content)
+        _turn_of(turns, turn.role).content += _text_parts(turn.content)
         return
     if all(isinstance(block, ThinkingBlock) for block in turn.content):
-        _message_of(messages, turn.role)  # it says nothing, but it is a turn
+        _turn_of(turns, turn.role)  # it says nothing, but it is a turn
     for block in turn.content:
         if isinstance(block, TextBlock):
-            _message_of(messages, turn.role)["content"] += _text_parts([block])
+            _turn_of(turns, turn.role).content += _text_parts([block])
         elif isinstance(block, ToolUseBlock):
-            calls = _message_of(messages, turn.role).setdefault("tool_calls", [])
-            calls.append(_call(block))
+            _turn_of(turns, turn.role).tool_calls.append(_call(block))
         elif isinstance(block, ToolResultBlock):
             content = _text_parts(block.content or "")
-            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+            turns.append(_OpenTurn("tool", content, tool_call_id=block.tool_use_id))
 
 
-def _message_of(messages: list[dict[str, Any]], role: str) -> dict[str, Any]:
-    """The last message if this role said it, else a new one."""
-    if not messages or messages[-1]["role"] != role:
-        messages.append({"role": role, "content": []})
-    return messages[-1]
+def _turn_of(turns: list[_OpenTurn], role: Role) -> _OpenTurn:
+    """The last turn if this role said it, else a new one."""
+    if not turns or turns[-1].role != role:
+        turns.append(_OpenTurn(role))
+    return turns[-1]
 
 
-def _text_parts(content: TextContent) -> list[dict[str, Any]]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [{"type": "text", "text": block.text} for block in content]
+def _text_parts(content: TextContent) -> list[TurnPart]:
+    texts = [content] if isinstance(content, str) else [block.text for block in content]
+    return [TextPart(type="text", text=text) for text in texts]
 
 
-def _call(block: ToolUseBlock) -> dict[str, Any]:
+def _call(block: ToolUseBlock) -> MadeCall:
     arguments = json.dumps(block.input, ensure_ascii=False)
-    function = {"name": block.name, "arguments": arguments}
-    return {"id": block.id, "type": "function", "function": function}
+    function = FunctionCall(name=block.name, arguments=arguments)
+    return MadeCall(id=block.id, type="function", function=function)
 
 
-def _prefill(last: dict[str, Any]) -> dict[str, Any]:
+def _prefill(last: Message) -> dict[str, object]:
     """How to continue an answer that was begun.
 
     Raises:
         InvalidRequestError: It ends with a call.
     """
-    if "tool_calls" in last:
+    if last.tool_calls:
         raise InvalidRequestError(
             "'messages' ends with a tool_use block, but its tool_result is missing.",
             param="messages",
@@ -116,7 +153,7 @@ def _prefill(last: dict[str, Any]) -> dict[str, Any]:
     return {"add_generation_prompt": False, "continue_final_message": True}
 
 
-def _tools(body: MessageCountBody) -> dict[str, Any]:
+def _tools(body: MessageCountBody) -> dict[str, object]:
     """The tools and what is to be made of them.
 
     Raises:
@@ -129,21 +166,27 @@ def _tools(body: MessageCountBody) -> dict[str, Any]:
             param="tool_choice.name",
             code="missing_required_parameter",
         )
-    named = {"type": "function", "function": {"name": choice.name}}
+    chosen: object = _MODES.get(choice.type)
+    if choice.name is not None and choice.type == "tool":
+        chosen = NamedTool(type="function", function=FunctionName(name=choice.name))
     return {
         "tools": [_tool(tool) for tool in body.tools],
-        "tool_choice": _MODES.get(choice.type, named),
+        "tool_choice": chosen,
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
     }
 
 
-def _tool(tool: MessageTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
+def _tool(tool: MessageTool) -> Tool:
+    more = {"description": tool.description, "strict": tool.strict}
+    function = FunctionDefinition(
+        name=tool.name, parameters=tool.input_schema, **_without_none(more)
+    )
+    return Tool(type="function", function=function)
+
+
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What is none is left out, so that a template does not see it."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 _NAMES = {

@@ -162,7 +162,7 @@ class InputProcessor:
                 kwargs=body.chat_template_kwargs,
                 truncates=True,
             )
-        return self._encoder.text(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        return self._tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
 
     def ignored_hints(self, body: Body) -> tuple[str, ...]:
         """Fields that work where the template reads them, and here it does not."""
@@ -209,7 +209,7 @@ class InputProcessor:
     def _encode_prompt(self, text: str, body: CompletionBody) -> list[int]:
         if body.truncate_prompt_tokens is None:
             self._encoder.check_length([text], "prompt")
-        return _truncate(self._encoder.text(text), body)
+        return _truncate(self._tokenizer.encode(text), body)
 
     def _checked_ids(self, ids: Sequence[int], body: CompletionBody) -> list[int]:
         check_token_ids(ids, self._info, "prompt")

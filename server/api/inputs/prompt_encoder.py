@@ -1,4 +1,4 @@
-"""PromptEncoder: texts and the turns of a chat become token ids.
+"""PromptEncoder: the turns of a chat become token ids.
 
 The template's word is final: what it refuses is refused in its own sentence. A text that cannot fit
 is found by its bytes. Computes for as long as tokenising takes and may run in any thread.
@@ -48,10 +48,6 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._forms = forms
-
-    def text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def chat(
         self,
