@@ -1,7 +1,8 @@
 """TorchAttention: attention over the paged cache in plain torch, wherever there is no kernel.
 
 Decode rows are gathered into one padded batch; each prompt chunk is computed by itself.
-Arithmetic is float32 on a CPU and whatever the queries have on a GPU. Keeps no state.
+Arithmetic is float32 on a CPU; on a GPU scores are float32, the rest what the queries have.
+Keeps no state.
 
 Promise: a request's result does not depend on what other requests hold, not even if it is not a
 number, and varies with the shape of the batch by float32 rounding only.
@@ -108,7 +109,8 @@ def _decode(
     hidden = ~visible[:, None]  # (B, 1, S)
     v = gather(values).masked_fill(hidden[..., None], 0.0)
     grouped = q.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = (grouped @ gather(keys).mT).float() * scale  # (B, Hkv, H / Hkv, S)
+    # Scores of half precision would lose more than the products themselves.
+    scores = (grouped.float() @ gather(keys).float().mT) * scale  # (B, Hkv, H / Hkv, S)
     weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(dim=-1)
     return (weights.to(q.dtype) @ v).view(num_rows, num_heads, head_dim)
 

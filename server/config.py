@@ -67,8 +67,8 @@ class EngineConfig(BaseSettings):
     """The id under which clients ask for the model; its own name if none."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of weights and cache; auto is the file's float32, else bfloat16; kernels keep GGUF blocks."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to run; auto is CUDA if there is one."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")] = "auto"
+    """Where to run: auto, cpu, cuda or cuda:1; auto is the first CUDA device if it is usable."""
     threads: AutoInt = None
     """CPU threads of the forward pass; auto follows the affinity mask and the cgroup quota."""
     kernels: Literal[

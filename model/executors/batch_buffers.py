@@ -29,17 +29,16 @@ class BatchBuffers:
 
     Args:
         limits: The largest pass.
-        device: Where passes run; on a device other than the CPU the buffer has a copy there.
     """
 
-    def __init__(self, limits: PassLimits, device: torch.device) -> None:
+    def __init__(self, limits: PassLimits) -> None:
         tokens, requests = limits.max_num_batched_tokens, limits.max_num_seqs
         self._limits = limits
         self._sizes = [tokens, tokens, tokens, requests + 1, requests]
-        size = sum(self._sizes) + requests * limits.max_blocks
-        self._host = torch.full((size,), PADDING_BLOCK, pin_memory=device.type == "cuda")
-        self._device = self._host if device.type == "cpu" else self._host.to(device)
-        lists = np.split(self._host.numpy(), np.cumsum(self._sizes))
+        self.size = sum(self._sizes) + requests * limits.max_blocks
+        """Integers of the largest pass."""
+        self._buffer = torch.full((self.size,), PADDING_BLOCK)
+        lists = np.split(self._buffer.numpy(), np.cumsum(self._sizes))
         self._input_ids, self._positions, self._slots = lists[:3]
         self._query_starts, self._key_lengths = lists[3:5]
         self._block_table = lists[5].reshape(requests, -1)
@@ -65,18 +64,13 @@ class BatchBuffers:
                 self._fill_table(index, region)
         return lengths, -(-max(key_lengths) // self._limits.block_size)
 
-    def upload(self) -> None:
-        """Copy what was filled to the device, if that is not the CPU."""
-        if self._device is not self._host:
-            self._device.copy_(self._host, non_blocking=True)
-
     def view(self, form: Form) -> PassTensors:
         """Windows of the buffers, for any batch of this form: they hold what is filled in."""
         query_lengths, max_blocks = form
         num_tokens, num_requests = sum(query_lengths), len(query_lengths)
         self._query_starts[: num_requests + 1] = [*accumulate(query_lengths, initial=0)]
-        rest = len(self._device) - sum(self._sizes)
-        *lists, table = self._device.split_with_sizes([*self._sizes, rest])
+        rest = self.size - sum(self._sizes)
+        *lists, table = self._buffer.split_with_sizes([*self._sizes, rest])
         used = [num_tokens] * 3 + [num_requests + 1, num_requests]
         cut = [window[:count] for window, count in zip(lists, used, strict=True)]
         input_ids, positions, slots, query_starts, key_lengths = cut

@@ -34,7 +34,7 @@ class NativeExecutor:
         self.pool = make_pool(
             model.config, num_blocks=limits.num_blocks, block_size=limits.block_size, dtype=dtype
         )
-        self._buffers = BatchBuffers(limits, self.device)
+        self._buffers = BatchBuffers(limits)
         # Memory that the system has to clear for each step anew costs more than what it is for.
         self._hidden = torch.empty(limits.max_num_batched_tokens, model.config.hidden_size)
         self._logits = torch.empty(limits.max_logit_rows, self.vocab_size)

@@ -12,6 +12,7 @@ from torch import Tensor
 from cache.view import AttentionBackend, CacheView
 from model.executors.batch_buffers import BatchBuffers, Form, select_rows
 from model.executors.executor import FlatBatch, PassLimits, PassOutput, Ready
+from model.executors.staging import CudaQueue, Staging, upload_pass
 from model.kv_pool import make_pool
 from model.pass_context import PassContext
 from model.torch_attention import TorchAttention
@@ -38,6 +39,8 @@ class TorchExecutor:
         device: torch.device,
         backend: AttentionBackend | None = None,
     ) -> None:
+        if device.type == "cuda":  # cuDNN plans anew for each length of a prompt's chunk
+            torch.backends.cuda.enable_cudnn_sdp(enabled=False)
         self._model = model
         self._backend = backend or TorchAttention()
         self.device = device
@@ -49,7 +52,12 @@ class TorchExecutor:
             dtype=dtype,
             device=device,
         )
-        self._buffers = BatchBuffers(limits, device)
+        self._buffers = BatchBuffers(limits)
+        self._staging = (
+            None
+            if device.type == "cpu"
+            else Staging(self._buffers.size, device=device, dtype=torch.int64, queue=CudaQueue())
+        )
         self._form: Form = (), 0
 
     def prepare(self, batch: FlatBatch) -> None:
@@ -58,8 +66,10 @@ class TorchExecutor:
 
     def submit(self, batch: FlatBatch) -> Ready:
         """Run the pass that was prepared, writing keys and values."""
-        input_ids, positions, layout = self._buffers.view(self._form)
-        self._buffers.upload()
+        tensors = self._buffers.view(self._form)
+        if self._staging is not None:
+            tensors = upload_pass(tensors, self._staging)
+        input_ids, positions, layout = tensors
         context = PassContext(positions, CacheView(self.pool, layout, self._backend))
         with torch.inference_mode():
             hidden = self._model.hidden_states(input_ids, context)

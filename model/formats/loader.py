@@ -20,6 +20,7 @@ from torch import Tensor
 
 from model.chat_template import ChatTemplate
 from model.config import ModelConfig
+from model.device import choose_device
 from model.errors import CheckpointError
 from model.formats.gguf_checkpoint import GGUFCheckpoint
 from model.formats.hub import resolve_model
@@ -44,7 +45,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 DType = Literal["auto", "float32", "bfloat16"]
-Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["int8", "int4"]
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and the bytes in all."""
@@ -161,7 +161,7 @@ def load_model(
     path: Path,
     *,
     dtype: DType = "auto",
-    device: Device = "auto",
+    device: str = "auto",
     kernels: NativeKernels | None = None,
     quantize: Quantization | None = None,
     progress: Progress | None = None,
@@ -173,7 +173,7 @@ def load_model(
         dtype: Of the matrices; auto is float32 if the file has it so, else bfloat16, and leaves
             quantised GGUF blocks packed if there are kernels for them. Norms and biases are
             float32 always.
-        device: auto is a CUDA device if there is one, else the CPU.
+        device: As for `choose_device`; where the weights are quantised, auto is the CPU.
         kernels: What runs the model on a CPU; None is torch.
         quantize: Round the matrices to groups of 8 or 4 bits; needs kernels.
         progress: Told how far the loading is.
@@ -181,17 +181,21 @@ def load_model(
     Raises:
         ModelError: Something in the files is broken, missing or not supported.
     """
-    target = _resolve_device(device)
     checkpoint = open_checkpoint(path)
-    kernels = _usable_kernels(kernels, checkpoint.config, target)
-    if quantize and kernels is None:
-        raise CheckpointError(f"Quantising to {quantize} needs the native kernels of a CPU.")
     sources = {source.name: source for source in checkpoint.sources()}
     resolved = _resolve_dtype(dtype, checkpoint.config, sources)
     with torch.device("meta"):
         model = Transformer(checkpoint.config, dtype=resolved)
     _check_fit(model, sources)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if quantize and device == "auto":
+        device = "cpu"
+    target, resolved = _place(device, num_parameters, resolved, may_widen=dtype == "auto")
+    if resolved == torch.float32:
+        model = model.float()
+    kernels = _usable_kernels(kernels, checkpoint.config, target)
+    if quantize and kernels is None:
+        raise CheckpointError(f"Quantising to {quantize} needs the native kernels of a CPU.")
     packing = None
     if kernels is not None:
         packing = Packing(kernels, quantize, keeps_blocks=dtype == "auto")
@@ -291,6 +295,28 @@ def _fill(
     model.to(device)  # the tables that no checkpoint holds
 
 
+def _place(
+    device: str, num_parameters: int, dtype: torch.dtype, *, may_widen: bool
+) -> tuple[torch.device, torch.dtype]:
+    """Choose the device, and float32 for one that has no bfloat16.
+
+    Raises:
+        CheckpointError: The device cannot be used, or bfloat16 was asked for and it has none.
+    """
+    choice = choose_device(device, weights_bytes=num_parameters * dtype.itemsize)
+    if dtype == torch.bfloat16 and not choice.has_bfloat16:
+        if not may_widen:
+            raise CheckpointError(
+                f"The dtype is bfloat16, which {choice.reason}, does not multiply: use float32."
+            )
+        dtype = torch.float32
+        choice = choose_device(device, weights_bytes=num_parameters * dtype.itemsize)
+    logger.info("device: %s (%s)", choice.device, choice.reason)
+    if choice.device.type == "cuda":
+        torch.cuda.set_device(choice.device)
+    return choice.device, dtype
+
+
 def _usable_kernels(
     kernels: NativeKernels | None, config: ModelConfig, device: torch.device
 ) -> NativeKernels | None:
@@ -312,14 +338,6 @@ def _resolve_dtype(
         is_float32 = all(source.stored_as == "F32" for source in matrices)
         dtype = "float32" if is_float32 else config.weights_dtype
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-
-
-def _resolve_device(device: Device) -> torch.device:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise CheckpointError("The device is cuda, but there is no usable CUDA device.")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
 
 
 def _display_name(path: Path) -> str:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import torch
 
+from model.device import choose_device
+from model.errors import CheckpointError
 from model.formats.loader import open_checkpoint, resolve_model
 from model.native_library import load_kernels
 from server.config import EngineConfig
 from server.engine.planning.cache_plan import format_bytes
 from server.engine.planning.resources import available_memory, cpu_count
+
+
+def _device(config: EngineConfig) -> str:
+    """The device that would be taken, and why, or why the one that was asked for cannot be."""
+    try:
+        choice = choose_device(config.device)
+    except CheckpointError as error:
+        return str(error)
+    return f"{choice.device} ({choice.reason})"
 
 
 def summarise(config: EngineConfig) -> dict[str, str]:
@@ -24,7 +35,7 @@ def summarise(config: EngineConfig) -> dict[str, str]:
     _, kernels = load_kernels(config.kernels, threads=num_threads)
     return {
         "torch": torch.__version__,
-        "CUDA": "yes" if torch.cuda.is_available() else "no",
+        "device": _device(config),
         "CPU threads": str(num_threads),
         "CPU kernels": f"{kernels.path} ({kernels.reason})",
         "available memory": format_bytes(available_memory()),

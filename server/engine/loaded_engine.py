@@ -73,7 +73,6 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
     """
     num_threads = config.threads or cpu_count()
     kernels, status = load_kernels(config.kernels, threads=num_threads)
-    logger.info("kernels: %s (%s), %d threads", status.path, status.reason, num_threads)
     torch.set_num_threads(num_threads)
     loaded = load_model(
         resolve_model(config.model),
@@ -83,6 +82,8 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         quantize=config.quantize,
         progress=progress,
     )
+    if loaded.device.type == "cpu":
+        logger.info("kernels: %s (%s), %d threads", status.path, status.reason, num_threads)
     if loaded.native:  # torch does little then, and its waiting threads would take processors
         torch.set_num_threads(1)
     cache_dtype = _cache_dtype(loaded, config)
@@ -181,7 +182,7 @@ def _plan_cache(loaded: LoadedModel, config: EngineConfig, *, dtype: torch.dtype
             model.num_layers, model.num_kv_heads, model.head_dim, dtype
         ),
         memory=config.kv_cache_memory,
-        available=torch.cuda.mem_get_info()[0] if on_gpu else available_memory(),
+        available=torch.cuda.mem_get_info(loaded.device)[0] if on_gpu else available_memory(),
         block_size=config.block_size,
         context=model.max_position_embeddings,
         max_model_len=config.max_model_len,

@@ -1,8 +1,9 @@
 """TorchChooser: choosing tokens with torch operations, on any device.
 
-The reference of the native kernels, and the path where there are none. Every operation works on
-one row at a time in an order fixed by the vocabulary alone: a row's token is bitwise the same
-whoever shares the batch, with any number of threads.
+The reference of the native kernels, and the path where there are none. On a CPU every operation
+works on one row at a time in an order fixed by the vocabulary alone: a row's token is bitwise the
+same whoever shares the batch, with any number of threads. On other devices the order of sums is
+torch's own, and a draw that falls within rounding of a border between two tokens may differ.
 Owned by the Sampler, on the engine thread.
 """
 

@@ -23,6 +23,7 @@ from checkpoints import (
 )
 from torch import Tensor
 
+from model.device import DeviceChoice
 from model.errors import CheckpointError, ModelError
 from model.formats.loader import LoadedModel, load_model
 from model.native_library import NativeKernels, NativeUnavailableError
@@ -189,8 +190,26 @@ def test_a_model_the_kernels_cannot_run_is_left_to_torch(
         "model.formats.loader.unsupported_feature", lambda _config: "a strange layer"
     )
     assert load_model(checkpoint("rand-llama-tied"), kernels=kernels).native is None
-    assert [record.message for record in caplog.records] == [
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         "torch runs this model: the native kernels lack a strange layer"
     ]
     with pytest.raises(CheckpointError, match="native kernels"):
         load_model(checkpoint("rand-llama-tied"), kernels=kernels, quantize="int8")
+
+
+def test_a_device_without_bfloat16_gets_float32(
+    checkpoint_copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are widened for it, and who asks for bfloat16 by name is told."""
+    folder = checkpoint_copy("rand-llama-tied")
+    old = DeviceChoice(torch.device("cpu"), "an old card", has_bfloat16=False)
+    monkeypatch.setattr("model.formats.loader.choose_device", lambda *_args, **_options: old)
+    rewrite_tensors(
+        folder, lambda tensors: {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    )
+    edit_json(folder / "config.json", dtype="bfloat16")
+    loaded = load_model(folder)
+    assert loaded.dtype == torch.float32
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
+    with pytest.raises(CheckpointError, match="bfloat16, which an old card, does not multiply"):
+        load_model(folder, dtype="bfloat16")
