@@ -7,7 +7,7 @@ is known here and to the backend only. The runner builds one view for each step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +42,12 @@ class BatchLayout:
     """How many leading requests have exactly one new token."""
     max_key_length: int
     """No less than the largest of `key_lengths`, and in the same block."""
+    tiles: Tensor | None = None
+    """(T, 2) a request and which piece of its new tokens, for a backend that divides them so."""
+
+    def with_tiles(self, tiles: Tensor) -> BatchLayout:
+        """The same layout with its pieces."""
+        return replace(self, tiles=tiles)
 
 
 class AttentionBackend(Protocol):

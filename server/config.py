@@ -84,9 +84,9 @@ class EngineConfig(BaseSettings):
     max_model_len: AutoInt = None
     """The longest sequence, prompt and answer together; auto is the model's context."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 32
-    """Requests that run at once."""
+    """Requests that run at once; on a GPU 256 unless given."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 512
-    """Tokens of one step."""
+    """Tokens of one step; on a GPU 8192 unless given."""
     block_size: Annotated[int, Field(ge=16, le=256), AfterValidator(_power_of_two)] = 16
     """Tokens in a block of the KV cache; a power of two."""
     prefix_caching: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -9,6 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+# Triton, which others import as well, reads at its import whether its kernels are interpreted.
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -64,6 +64,21 @@ class BatchBuffers:
                 self._fill_table(index, region)
         return lengths, -(-max(key_lengths) // self._limits.block_size)
 
+    def pad(self, form: Form, *, num_requests: int, max_blocks: int) -> Form:
+        """Add decoding requests that nobody is to a batch of decoding requests.
+
+        They have one token, in the padding block; `max_blocks` is the width to cut the table at.
+        """
+        padding = slice(len(form[0]), num_requests)
+        for values, value in (
+            (self._input_ids, 0),
+            (self._positions, 0),
+            (self._slots, PADDING_BLOCK * self._limits.block_size),
+            (self._key_lengths, 1),
+        ):
+            values[padding] = value
+        return (1,) * num_requests, max_blocks
+
     def view(self, form: Form) -> PassTensors:
         """Windows of the buffers, for any batch of this form: they hold what is filled in."""
         query_lengths, max_blocks = form

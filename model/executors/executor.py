@@ -106,6 +106,9 @@ class Executor(Protocol):
     def vocab_size(self) -> int:
         """V, the width of its logits."""
 
+    def warm_up(self) -> None:
+        """Do what would hold up the first requests, where there is anything of that kind."""
+
     def prepare(self, batch: FlatBatch) -> None:
         """Lay a pass out in the static buffers, once a step."""
 

@@ -40,6 +40,9 @@ class NativeExecutor:
         self._logits = torch.empty(limits.max_logit_rows, self.vocab_size)
         self._bound = self._bind(((1,), 1))
 
+    def warm_up(self) -> None:
+        """Do nothing: what is slow the first time is in every pass alike."""
+
     def prepare(self, batch: FlatBatch) -> None:
         """Lay a pass out in the static buffers, once a step."""
         form = self._buffers.fill(batch)

@@ -94,12 +94,16 @@ class Staging:
         return tensors
 
 
-def upload_pass(tensors: PassTensors, staging: Staging) -> PassTensors:
-    """Bring a pass that lies on the host to the device."""
+def upload_pass(
+    tensors: PassTensors, staging: Staging, extras: Sequence[NDArray[np.int64]] = ()
+) -> tuple[PassTensors, list[Tensor]]:
+    """Bring a pass that lies on the host to the device, and other integers with it."""
     input_ids, positions, layout = tensors
     parts = [input_ids, positions, layout.slots, layout.query_starts, layout.key_lengths]
-    *lists, table = staging.upload([part.numpy() for part in (*parts, layout.block_table)])
+    arrays = [part.numpy() for part in (*parts, layout.block_table)]
+    uploaded = staging.upload([*arrays, *extras])
+    *lists, table = uploaded[: len(arrays)]
     there = replace(
         layout, slots=lists[2], query_starts=lists[3], key_lengths=lists[4], block_table=table
     )
-    return PassTensors(lists[0], lists[1], there)
+    return PassTensors(lists[0], lists[1], there), uploaded[len(arrays) :]

@@ -60,6 +60,9 @@ class TorchExecutor:
         )
         self._form: Form = (), 0
 
+    def warm_up(self) -> None:
+        """Do nothing: what is slow the first time is in every pass alike."""
+
     def prepare(self, batch: FlatBatch) -> None:
         """Lay a pass out in the static buffers, once a step."""
         self._form = self._buffers.fill(batch)
@@ -68,7 +71,7 @@ class TorchExecutor:
         """Run the pass that was prepared, writing keys and values."""
         tensors = self._buffers.view(self._form)
         if self._staging is not None:
-            tensors = upload_pass(tensors, self._staging)
+            tensors, _ = upload_pass(tensors, self._staging)
         input_ids, positions, layout = tensors
         context = PassContext(positions, CacheView(self.pool, layout, self._backend))
         with torch.inference_mode():

@@ -6,6 +6,7 @@ engine thread (see async_engine). It knows nothing of HTTP and nothing of thread
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -29,6 +30,8 @@ from server.request import (
     RequestStatus,
     SamplingParams,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class RecordAttention(Protocol):
@@ -69,6 +72,7 @@ class Engine:
         self._record_attention = record_attention
         self._token_masks = token_masks
         self._chosen_logits: Tensor | None = None
+        self._has_halved = False
         self._scored: set[str] = set()  # who wants its prompt's log-probabilities, or nothing else
 
     @property
@@ -101,7 +105,10 @@ class Engine:
         if batch is None:
             return []
         self._token_masks.begin(batch.sampling_requests)
-        output = self._runner.submit(batch).result()
+        try:
+            output = self._runner.submit(batch).result()
+        except torch.OutOfMemoryError:
+            return self._make_do(batch)
         requests = batch.sampling_requests
         sampled = self._sample(requests, output.logits[: len(requests)])
         self.scheduler.commit(batch)
@@ -156,9 +163,27 @@ class Engine:
 
     def warm_up(self) -> None:
         """Run the model before the first client waits for it, leaving no trace in the cache."""
+        self._runner.warm_up()
         params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
         self.generate([Request(request_id="warm-up", token_ids=[0, 0], params=params)])
         self.scheduler.manager.reset_prefix_cache()
+
+    def _make_do(self, batch: Batch) -> list[RequestOutput]:
+        """After a step that the device had no memory for, go on with less.
+
+        Nothing of the step is committed, so the next one computes the same. It is halved once; if
+        that was not enough, the request that came last ends.
+        """
+        torch.cuda.empty_cache()
+        if not self._has_halved:
+            self._has_halved = True
+            self.scheduler.halve_steps()
+            logger.warning("the device is out of memory: steps have half as many tokens from now")
+            return []
+        newest = max((entry.request for entry in batch.scheduled), key=_arrival)
+        logger.warning("the device is out of memory: request %s ends", newest.request_id)
+        message = "The device ran out of memory while this request was computed."
+        return [self._finish(newest, self._output_processor.fail(newest, message))]
 
     def _sample(self, requests: list[Request], logits: Tensor) -> SamplerOutput | None:
         """Choose a token for each of these requests; None if there is none.
@@ -269,3 +294,8 @@ class Engine:
         self._output_processor.forget(request_id)
         self._sampler.forget(request_id)
         self._scored.discard(request_id)
+
+
+def _arrival(request: Request) -> tuple[bool, float]:
+    """Prompts after those who decode, and each in the order of arrival."""
+    return request.num_uncomputed_tokens > 1, request.arrival_time

@@ -17,21 +17,21 @@ from cache.pool import KVCachePool
 from model.attention_recorder import AttentionRecording
 from model.chat_template import ChatTemplate
 from model.cost import ForwardCost
-from model.executors.choice import make_executor
-from model.executors.executor import PassLimits
+from model.executors.choice import ExecutorFactory
 from model.formats.loader import LoadedModel, Progress, load_model, resolve_model
 from model.native_library import NativeStatus, load_kernels
 from model.tokenizer import Tokenizer
 from server.config import EngineConfig
-from server.engine.drafting.draft_budget import MAX_DRAFTS_PER_STEP, DraftBudget
+from server.engine.drafting.draft_budget import DraftBudget
 from server.engine.drafting.drafter import Drafter, NgramDrafter
 from server.engine.engine import Engine
 from server.engine.engine_info import EngineInfo
 from server.engine.grammars.grammar import GrammarCompiler
 from server.engine.output_processor import OutputProcessor
-from server.engine.planning.cache_plan import CachePlan, plan_cache
+from server.engine.planning.cache_plan import CachePlan
+from server.engine.planning.memory_plan import plan_memory
 from server.engine.planning.pace import Pace
-from server.engine.planning.resources import available_memory, cpu_count
+from server.engine.planning.resources import cpu_count
 from server.engine.runner import ModelRunner
 from server.engine.sampler import Sampler
 from server.engine.sampling.token_masks import TokenMasks
@@ -86,18 +86,11 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         logger.info("kernels: %s (%s), %d threads", status.path, status.reason, num_threads)
     if loaded.native:  # torch does little then, and its waiting threads would take processors
         torch.set_num_threads(1)
-    cache_dtype = _cache_dtype(loaded, config)
-    plan = _plan_cache(loaded, config, dtype=cache_dtype)
+    factory = ExecutorFactory(loaded, cache_dtype=_cache_dtype(loaded, config))
+    memory = plan_memory(loaded, factory, config)
+    plan, limits = memory.cache, memory.limits
     logger.info(plan.describe())
-    limits = PassLimits(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
-        num_blocks=plan.num_blocks + 1,  # and the padding block
-        block_size=plan.block_size,
-        max_drafts=0 if config.speculative == "off" else MAX_DRAFTS_PER_STEP,
-    )
-    executor = make_executor(loaded, limits=limits, cache_dtype=cache_dtype)
+    executor = factory.make(limits)
     manager = KVCacheManager(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
@@ -170,24 +163,6 @@ def _drafter(config: EngineConfig, pace: Pace) -> Drafter | None:
     if config.speculative == "off":
         return None
     return NgramDrafter(DraftBudget(pace.step_tokens))
-
-
-def _plan_cache(loaded: LoadedModel, config: EngineConfig, *, dtype: torch.dtype) -> CachePlan:
-    """Decide how large the cache beside the weights is."""
-    model = loaded.config
-    on_gpu = loaded.device.type == "cuda"
-    return plan_cache(
-        weights_bytes=loaded.num_bytes,
-        bytes_per_token=KVCachePool.bytes_per_token(
-            model.num_layers, model.num_kv_heads, model.head_dim, dtype
-        ),
-        memory=config.kv_cache_memory,
-        available=torch.cuda.mem_get_info(loaded.device)[0] if on_gpu else available_memory(),
-        block_size=config.block_size,
-        context=model.max_position_embeddings,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-    )
 
 
 def _pace(loaded: LoadedModel, cost: ForwardCost) -> Pace:

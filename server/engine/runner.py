@@ -29,6 +29,10 @@ class ModelRunner:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
+    def warm_up(self) -> None:
+        """Do what would hold up the first requests."""
+        self._executor.warm_up()
+
     def submit(self, batch: Batch) -> Pending:
         """Begin to run all layers over the batch, and the output layer over its sampled rows."""
         flat = _flatten(batch)

@@ -169,6 +169,11 @@ class Scheduler:
             self._observer.checked(draft)
         self.drafter.record(draft.request, drafted=len(draft.draft), accepted=draft.num_accepted)
 
+    def halve_steps(self) -> None:
+        """Let steps have half as many tokens, but no fewer than requests that may run at once."""
+        half = self._max_num_batched_tokens // 2
+        self._max_num_batched_tokens = max(self._max_num_seqs, half, 1)
+
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request, running or waiting, and free its part of the cache."""
         assert request.status is not RequestStatus.FINISHED, f"{request.request_id} ended before"

@@ -52,12 +52,13 @@ class CachePlan:
         )
 
 
-def plan_cache(
+def plan_cache(  # noqa: PLR0913 - each is a fact of its own
     *,
     weights_bytes: int,
     bytes_per_token: int,
     memory: int | None,
     available: int,
+    share: float = AUTO_SHARE,
     block_size: int,
     context: int,
     max_model_len: int | None,
@@ -71,6 +72,7 @@ def plan_cache(
         memory: Bytes the cache may take; None takes a share of `available`, but never more than
             `max_num_seqs` requests of full length could use.
         available: Bytes the process can still take, the weights loaded.
+        share: The part of them that the cache takes when it is not told how much.
         block_size: Tokens in a block.
         context: The longest sequence the model was made for.
         max_model_len: The longest sequence to serve; None is the context, or less if no more fits.
@@ -89,7 +91,7 @@ def plan_cache(
     length = max_model_len or context
     if memory is None:
         wanted = max_num_seqs * blocks_for(length, block_size)
-        num_blocks = min(int(available * AUTO_SHARE) // block_bytes, wanted)
+        num_blocks = min(int(available * share) // block_bytes, wanted)
     else:
         num_blocks = memory // block_bytes
     if num_blocks * block_size < length:

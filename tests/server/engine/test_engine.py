@@ -193,9 +193,10 @@ def test_non_finite_logits_end_only_their_request(checkpoint, monkeypatch):
 
     def spoiled(batch):
         output = submit(batch).result()
-        if len(output.logits) == 2:
-            output.logits[0] = torch.nan
-        return Ready(output)
+        logits = output.logits.clone()
+        if len(logits) == 2:
+            logits[0] = torch.nan
+        return Ready(output._replace(logits=logits))
 
     monkeypatch.setattr(loaded.engine._runner, "submit", spoiled)
     broken, sound = run(loaded.engine, [make_request([1]), make_request([3], logprobs=0)])
@@ -360,3 +361,46 @@ def test_an_answer_that_had_ended_is_not_continued(script_gpt2):
     (refused,) = run(engine, [request])
     assert refused.finish_reason is FinishReason.ERROR
     assert not engine.has_work
+
+
+def short_of_memory(engine, monkeypatch, *, fits) -> None:
+    """Let steps run out of the device's memory unless `fits(batch)`."""
+    submit = engine._runner.submit
+
+    def limited(batch):
+        if not fits(batch):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return submit(batch)
+
+    monkeypatch.setattr(engine._runner, "submit", limited)
+
+
+def test_steps_are_halved_when_memory_runs_out(checkpoint, monkeypatch):
+    """A step that does not fit is computed in two, and its requests get the same answers."""
+    path = checkpoint("rand-llama-tied")
+    engine = load_engine(path, max_num_batched_tokens=64, max_num_seqs=4).engine
+    short_of_memory(engine, monkeypatch, fits=lambda batch: batch.num_tokens <= 32)
+    prompts_ = [list(range(50)), [3] * 40]
+    found = run(engine, [make_request(one, logprobs=0) for one in prompts_])
+    for result, prompt in zip(found, prompts_, strict=True):
+        assert_same(result, alone(path, prompt))
+
+
+def test_memory_that_stays_short_ends_the_newest_prompt_only(checkpoint, monkeypatch):
+    """Who decodes goes on undisturbed; the prompt that cannot be computed ends with an error."""
+    path = checkpoint("rand-llama-tied")
+    loaded = load_engine(path)
+    engine = loaded.engine
+    short_of_memory(engine, monkeypatch, fits=lambda batch: batch.num_tokens <= 4)
+    first = make_request([5, 6], logprobs=0, max_tokens=20, arrival_time=1.0)
+    engine.add(first)
+    outputs = [*engine.step(), *engine.step()]
+    engine.add(make_request([7] * 30, request_id="large", arrival_time=2.0))
+    while engine.has_work:
+        outputs += engine.step()
+    results = collect(outputs)
+    assert results["large"].finish_reason is FinishReason.ERROR
+    assert "out of memory" in results["large"].last.error
+    assert_same(results[first.request_id], alone(path, [5, 6], max_tokens=20))
+    assert engine.scheduler.manager.usage == 0
+    engine.scheduler.manager.check_integrity()

@@ -1,0 +1,1 @@
+"""The kernels themselves, in Triton: compiled for a card, interpreted in tests."""
