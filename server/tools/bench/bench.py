@@ -93,7 +93,8 @@ class Figure:
 
         Args:
             steps: Decode steps of one measurement.
-            bandwidth: Bytes a second.
+            bandwidth: Bytes a second; what is above it says that it was measured too low, or
+                that the model stays in a cache.
         """
         step_bytes = None
         if self.cost is not None:
@@ -111,6 +112,7 @@ class Figure:
             "samples": self.samples,
             "step_bytes": step_bytes,
             "memory_share": share,
+            "above_limit": share is not None and share > 1.0,
         }
 
 
@@ -185,16 +187,28 @@ def measure_all(
     *,
     repeat: int,
     progress: Progress = lambda *_: None,
+    before_turn: Callable[[], None] = lambda: None,
 ) -> list[Figure]:
     """Measure each task with its contender, `repeat` times after one round that is not counted.
 
+    A turn is one task, by all its contenders one after the other.
     The first round brings code, pages and clocks up; its samples are dropped.
+
+    Args:
+        pairs: The contenders of a task are neighbours.
+        repeat: Rounds that count.
+        progress: Told what comes next.
+        before_turn: Called at the beginning of each turn.
     """
     figures = [Figure(contender.name, task, contender.cost) for task, contender in pairs]
     total = (repeat + 1) * len(figures)
     done = 0
     for number in range(repeat + 1):
+        turn: Task | None = None
         for figure, (task, contender) in zip(figures, pairs, strict=True):
+            if task != turn:
+                turn = task
+                before_turn()
             progress(f"{contender.name}, {task}", done, total)
             sample = contender.measure(task)
             if number:

@@ -39,13 +39,14 @@ def bench(config: BenchConfig, *, json_path: JsonPath = None) -> None:
 
     Decoding reads all weights and the keys and values of every request once a step, so memory
     limits it: "of limit" is the part of the measured read bandwidth that a step comes to. Rounds
-    go through all tasks and contenders in turn; the first round is not counted. llama.cpp is
+    go through all tasks and contenders in turn; the first round is not counted. The bandwidth is
+    read in every turn, and its best reading is the limit. llama.cpp is
     timed without choosing tokens, kvserve with all that serving needs. A server is started for
     --http and --service; it loads the model a second time.
     """
     from server.engine.loaded_engine import build_engine  # noqa: PLC0415 - torch takes seconds to import
     from server.tools.bench.bench import measure_all  # noqa: PLC0415 - and so do these
-    from server.tools.bench.bench_memory import HOW, read_bandwidth  # noqa: PLC0415
+    from server.tools.bench.bench_memory import HOW, Bandwidth  # noqa: PLC0415
     from server.tools.bench.bench_service import ServiceBench, ServiceSizes  # noqa: PLC0415
 
     check_folder(json_path)
@@ -55,7 +56,7 @@ def bench(config: BenchConfig, *, json_path: JsonPath = None) -> None:
         line = bar.add_task("loading the model", total=None)
         loaded = build_engine(fitted)
         threads = loaded.info.num_threads
-        before = read_bandwidth(threads=threads)
+        bandwidth = Bandwidth(threads=threads)
         server = _server(stack, fitted)
         pairs = list(_pairs(stack, fitted, tasks=tasks, loaded=loaded, server=server))
         gc.collect()
@@ -65,16 +66,18 @@ def bench(config: BenchConfig, *, json_path: JsonPath = None) -> None:
         def show(doing: str, done: int, total: int) -> None:
             bar.update(line, description=doing, completed=done, total=total)
 
-        figures = measure_all(pairs, repeat=config.repeat, progress=show)
-        bandwidth = max(before, read_bandwidth(threads=threads))
+        figures = measure_all(
+            pairs, repeat=config.repeat, progress=show, before_turn=bandwidth.read
+        )
         bar.update(line, description="kvserve over HTTP, its service", total=None)
         service = None
         if config.service and server is not None:
             asked = ServiceBench(server, ServiceSizes())
             service = asked.measure(repeat=config.repeat).to_json()
-    rows = [figure.to_json(steps=config.steps, bandwidth=bandwidth) for figure in figures]
+    rows = [figure.to_json(steps=config.steps, bandwidth=bandwidth.best) for figure in figures]
     facts = {**describe(loaded), **_facts(loaded, fitted)}
-    facts |= {"bandwidth": bandwidth, "bandwidth_from": HOW}
+    facts |= {"bandwidth": bandwidth.best, "bandwidth_from": HOW}
+    facts |= {"bandwidth_readings": bandwidth.readings}
     console = Console()
     show_table(console, rows, facts=facts)
     if service is not None:

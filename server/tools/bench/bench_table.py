@@ -14,6 +14,10 @@ Row = Mapping[str, Any]
 """A figure as JSON has it."""
 
 _OURS, _PEER = "kvserve", "llama.cpp"
+_ABOVE = (
+    "! is above the limit: the memory was never read as fast in this run as it is when nothing "
+    "disturbs, or the model stays in a cache."
+)
 
 
 def show_table(console: Console, rows: Sequence[Row], *, facts: dict[str, Any]) -> None:
@@ -37,9 +41,13 @@ def show_table(console: Console, rows: Sequence[Row], *, facts: dict[str, Any]) 
             label = _words(found[name]) if name == names[0] else ""
             table.add_row(label, name, *_cells(found[name], ours=found[names[0]]))
     console.print(table)
-    speed = f"Memory was read at {facts['bandwidth'] / 1e9:.1f} GB/s at best."
+    readings = facts["bandwidth_readings"]
+    speed = f"Memory was read at {max(readings) / 1e9:.1f} GB/s at best"
+    speed += f", {min(readings) / 1e9:.1f} at worst, in {len(readings)} turns."
     ratio = f" Ratio: {names[0]} over the others." if len(names) > 1 else ""
     console.print(speed + ratio, highlight=False)
+    if any(row["above_limit"] for row in rows):
+        console.print(_ABOVE, highlight=False)
     if files:
         console.print(_file_table(rows, files))
 
@@ -114,6 +122,6 @@ def _cells(row: Row, *, ours: Row) -> list[str]:
     rate, share = row["tokens_per_second"], row["memory_share"]
     return [
         f"{rate:,.0f} +- {50 * row['spread']:.0f} %",
-        "" if share is None else f"{100 * share:.0f} %",
+        "" if share is None else f"{'! ' * row['above_limit']}{100 * share:.0f} %",
         "" if row is ours else f"{ours['tokens_per_second'] / rate:.2f}x",
     ]

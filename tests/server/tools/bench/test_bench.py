@@ -20,7 +20,7 @@ from server.errors import ConfigurationError
 from server.tools.bench.bench import EngineContender, Figure, Task, measure_all, tasks_of
 from server.tools.bench.bench_config import BenchConfig
 from server.tools.bench.bench_http import HttpContender, common_rate
-from server.tools.bench.bench_memory import read_bandwidth
+from server.tools.bench.bench_memory import Bandwidth
 from server.tools.bench.bench_server import BenchServer
 from server.tools.bench.bench_service import (
     ServiceBench,
@@ -62,8 +62,10 @@ def test_rounds_go_through_everyone_in_turn():
     tasks = tasks_of(prompts=[8], batches=[(2, 4)])
     contenders = [Recorder("one", calls), Recorder("two", calls)]
     pairs = [(task, contender) for task in tasks for contender in contenders]
-    figures = measure_all(pairs, repeat=2)
+    turns = []
+    figures = measure_all(pairs, repeat=2, before_turn=lambda: turns.append(len(calls)))
     assert calls == [(name, task) for task in tasks for name in ("one", "two")] * 3
+    assert turns == [0, 2, 4, 6, 8, 10]
     assert [figure.samples for figure in figures] == [[30.0, 50.0]] * 2 + [[40.0, 60.0]] * 2
     assert (figures[0].median, figures[0].spread) == (40.0, 0.5)
 
@@ -81,10 +83,13 @@ def test_share_of_the_memory():
 
 
 def test_bandwidth_is_bytes_over_the_fastest_seconds():
-    """The fastest of all tries counts."""
-    times = iter([0.0, 4.0, 10.0, 12.0, 20.0, 23.0, 30.0, 38.0])
-    found = read_bandwidth(threads=2, num_bytes=1 << 20, repeats=2, clock=lambda: next(times))
-    assert found == (1 << 20) / 2.0
+    """The fastest of all tries is a reading, and the best reading is the limit."""
+    times = iter([0.0, 4.0, 10.0, 12.0, 20.0, 23.0, 30.0, 38.0, 40.0, 41.0, 50.0, 53.0])
+    found = Bandwidth(threads=2, num_bytes=1 << 20, clock=lambda: next(times))
+    found.read(repeats=2)
+    found.read(repeats=1)
+    assert found.readings == [(1 << 20) / 2.0, (1 << 20) / 1.0]
+    assert found.best == 1 << 20
 
 
 def test_the_engine_is_timed_step_by_step(checkpoint):
@@ -143,8 +148,8 @@ def test_a_peer_answers_line_by_line(tmp_path):
 
 def test_the_command_prints_and_writes_figures(checkpoint, tmp_path, monkeypatch):
     """The table and the JSON have a figure for each task, and all that it depends on."""
-    smaller = partial(read_bandwidth, num_bytes=1 << 20)
-    monkeypatch.setattr("server.tools.bench.bench_memory.read_bandwidth", smaller)
+    smaller = partial(Bandwidth, num_bytes=1 << 20)
+    monkeypatch.setattr("server.tools.bench.bench_memory.Bandwidth", smaller)
     file = tmp_path / "found.json"
     arguments = ["--model", str(checkpoint("rand-llama-tied")), "--threads", "1", "--json", file]
     sizes = ["--batch", "1,3", "--prompt", "20", "--context", "8", "--steps", "4", "--repeat", "2"]
@@ -156,6 +161,8 @@ def test_the_command_prints_and_writes_figures(checkpoint, tmp_path, monkeypatch
     assert figures == [("prompt", 1, 20), ("decode", 1, 8), ("decode", 3, 8)]
     assert all(len(f["samples"]) == 2 for f in found["figures"])
     assert {"processor", "kernels", "num_threads", "bandwidth", "model"} <= found.keys()
+    assert len(found["bandwidth_readings"]) == 3 * 3
+    assert found["bandwidth"] == max(found["bandwidth_readings"])
 
 
 def test_a_context_can_be_given_for_each_batch():
@@ -187,13 +194,33 @@ def test_figures_of_files_have_a_table_of_their_own():
     rows = [figure.to_json(steps=2, bandwidth=1e5) for figure in figures]
     console = Console(width=80, record=True, file=io.StringIO())
     facts = {"model": "m", "num_threads": 2, "device": "cpu", "processor": "p", "kernels": "k"}
-    show_table(console, rows, facts={**facts, "bits_per_weight": 4.5, "bandwidth": 1e10})
+    readings = {"bits_per_weight": 4.5, "bandwidth_readings": [1e10, 2e9]}
+    show_table(console, rows, facts={**facts, **readings})
     text = console.export_text()
     main, files = text.split("Memory was read")
     assert "1.50x" in main
     assert "3.00x" in main
     assert "kvserve B" not in main
     assert "2.50x" in files
+    assert "at 10.0 GB/s at best, 2.0 at worst, in 2 turns" in text
+
+
+def test_a_figure_above_its_limit_is_marked():
+    """What no reading of the memory allows has a mark, which the last line explains."""
+    task = Task(kind="decode", context=9)
+    facts = {"model": "m", "num_threads": 2, "device": "cpu", "processor": "p", "kernels": "k"}
+    facts |= {"bits_per_weight": 4.5, "bandwidth_readings": [1e5]}
+    texts = []
+    for rate in (50.0, 200.0):
+        row = Figure("kvserve", task, COST, [rate]).to_json(steps=2, bandwidth=1e5)
+        console = Console(width=80, record=True, file=io.StringIO())
+        show_table(console, [row], facts=facts)
+        texts.append(" ".join(console.export_text().split()))
+    below, above = texts
+    assert " 56 %" in below
+    assert "!" not in below
+    assert "! 222 %" in above
+    assert "! is above the limit" in above
 
 
 def test_the_service_is_printed():
