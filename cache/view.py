@@ -65,6 +65,8 @@ class AttentionBackend(Protocol):
         *,
         scale: float,
         window: int | None,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of q (N, H, D) over each row's own request; returns (N, H, D)."""
 
@@ -82,7 +84,16 @@ class CacheView:
         self.backend.write(self.pool.keys(layer), self.layout.slots, k)
         self.backend.write(self.pool.values(layer), self.layout.slots, v)
 
-    def attend(self, layer: int, q: Tensor, *, scale: float, window: int | None = None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Attend causally to what the cache holds for each row's request.
 
         Args:
@@ -90,6 +101,9 @@ class CacheView:
             q: (N, H, D) queries, one for each new token; their own keys are written already.
             scale: Factor of the scores, usually 1/sqrt(D).
             window: How many of the last keys a query sees, its own included; None is all.
+            cap: Soft cap of the scaled scores; None is none.
+            sinks: (H,) float32 a score of each head that takes part in its softmax and adds no
+                value; None is none.
 
         Returns:
             (N, H, D) in the dtype of q.
@@ -101,4 +115,6 @@ class CacheView:
             self.layout,
             scale=scale,
             window=window,
+            cap=cap,
+            sinks=sinks,
         )

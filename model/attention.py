@@ -14,7 +14,9 @@ from torch.nn import functional
 
 from model.config import ModelConfig
 from model.layers import Linear, RMSNorm, RotaryEmbedding
+from model.ops import soft_cap
 from model.pass_context import PassContext
+from model.torch_attention import softmax_with_sinks
 
 
 def scaled_dot_product_attention(  # noqa: PLR0913 - each option is one form of attention
@@ -27,6 +29,8 @@ def scaled_dot_product_attention(  # noqa: PLR0913 - each option is one form of 
     window: int | None = None,
     key_lengths: Tensor | None = None,
     scale: float | None = None,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
     dropout: float = 0.0,
     training: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -54,6 +58,9 @@ def scaled_dot_product_attention(  # noqa: PLR0913 - each option is one form of 
         key_lengths: How many leading keys are real, one for each sequence: shape (B,), or in
             general that of the leading axes.
         scale: Factor of the scores; by default 1/sqrt(D).
+        cap: Soft cap: a score s becomes cap x tanh(s / cap) (arXiv:2408.00118).
+        sinks: (H,) for each head a score that takes part in the softmax without a value, so that
+            the weights may sum to less than 1 (arXiv:2309.17453).
         dropout: Probability that a weight is set to zero, and the others enlarged to make up.
         training: Whether dropout happens at all.
 
@@ -70,7 +77,7 @@ def scaled_dot_product_attention(  # noqa: PLR0913 - each option is one form of 
 
     # Half precision is too coarse for scores; float64 stays what it is.
     precise = torch.promote_types(q.dtype, torch.float32)
-    scores = (q.to(precise) @ k.to(precise).mT) * scale  # (..., H, T, S)
+    scores = soft_cap((q.to(precise) @ k.to(precise).mT) * scale, cap)  # (..., H, T, S)
     visible = _visible(scores, causal=causal, window=window, key_lengths=key_lengths)
     if mask is not None:
         _check_mask(mask, scores)
@@ -83,7 +90,7 @@ def scaled_dot_product_attention(  # noqa: PLR0913 - each option is one form of 
     # A finite filling keeps a wholly hidden row, and its gradient, free of NaN; the second
     # filling then makes the row zero. Where anything is visible, exp() of the filling is 0 anyway.
     scores = scores.masked_fill(~visible, torch.finfo(precise).min)
-    weights = scores.softmax(dim=-1).masked_fill(~visible, 0.0)
+    weights = softmax_with_sinks(scores, sinks).masked_fill(~visible, 0.0)
     weights = functional.dropout(weights, dropout, training=training)
     return (weights @ v.to(precise)).to(q.dtype), weights.to(q.dtype)
 
@@ -196,6 +203,8 @@ class CausalMultiHeadAttention(nn.Module):
         self.head_dim = head_dim
         self.scale = config.attention_scale
         self.window = config.windows[layer]
+        self.cap = config.attention_cap
+        self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.attention_sinks else None
         self.rotary = rotary
 
         def projection(num_heads: int) -> Linear:
@@ -207,8 +216,16 @@ class CausalMultiHeadAttention(nn.Module):
         self.o_proj = Linear(
             config.num_heads * head_dim, hidden, bias=config.output_bias, dtype=dtype
         )
-        self.q_norm = RMSNorm(head_dim, eps=config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(head_dim, eps=config.norm_eps) if config.qk_norm else None
+
+        def norm(num_heads: int) -> RMSNorm | None:
+            if config.qk_norm is None:
+                return None
+            size = head_dim if config.qk_norm == "head" else num_heads * head_dim
+            return RMSNorm(size, eps=config.norm_eps)
+
+        self.normalizes_rows = config.qk_norm == "row"
+        self.q_norm = norm(config.num_heads)
+        self.k_norm = norm(config.num_kv_heads)
 
     def forward(self, x: Tensor, context: PassContext) -> Tensor:
         """Attend from each token to itself and the earlier tokens of its sequence.
@@ -221,8 +238,8 @@ class CausalMultiHeadAttention(nn.Module):
             (N, C) in the dtype of x.
         """
         positions, kv = context.positions, context.kv
-        q = self._turn(self._split(self.q_proj(x)), self.q_norm, positions)  # (N, H, D)
-        k = self._turn(self._split(self.k_proj(x)), self.k_norm, positions)  # (N, Hkv, D)
+        q = self._turn(self.q_proj(x), self.q_norm, positions)  # (N, H, D)
+        k = self._turn(self.k_proj(x), self.k_norm, positions)  # (N, Hkv, D)
         v = self._split(self.v_proj(x))  # (N, Hkv, D)
         if kv is None:
             heads, _ = scaled_dot_product_attention(
@@ -232,11 +249,20 @@ class CausalMultiHeadAttention(nn.Module):
                 causal=True,
                 window=self.window,
                 scale=self.scale,
+                cap=self.cap,
+                sinks=self.sinks,
             )
             out = heads.transpose(0, 1)
         else:
             kv.update(self.layer, k, v)
-            out = kv.attend(self.layer, q, scale=self.scale, window=self.window)
+            out = kv.attend(
+                self.layer,
+                q,
+                scale=self.scale,
+                window=self.window,
+                cap=self.cap,
+                sinks=self.sinks,
+            )
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
 
@@ -244,9 +270,12 @@ class CausalMultiHeadAttention(nn.Module):
         """Split projections (N, heads x D) into heads (N, heads, D)."""
         return x.view(len(x), -1, self.head_dim)
 
-    def _turn(self, heads: Tensor, norm: RMSNorm | None, positions: Tensor) -> Tensor:
-        """Normalise heads (N, heads, D) and turn them by their positions, where the model does."""
-        if norm is not None:
+    def _turn(self, x: Tensor, norm: RMSNorm | None, positions: Tensor) -> Tensor:
+        """Normalise projections and turn their heads (N, heads, D), where the model does."""
+        if norm is not None and self.normalizes_rows:
+            x = norm(x)
+        heads = self._split(x)
+        if norm is not None and not self.normalizes_rows:
             heads = norm(heads)
         if self.rotary is not None:
             heads = self.rotary(heads, positions)

@@ -50,6 +50,8 @@ class _Recorder(TorchAttention):
         *,
         scale: float,
         window: int | None,
+        cap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Causal attention of q (T, H, D), the last of S tokens; returns (T, H, D)."""
         length = layout.max_key_length
@@ -60,6 +62,8 @@ class _Recorder(TorchAttention):
             causal=True,
             window=window,
             scale=scale,
+            cap=cap,
+            sinks=sinks,
         )
         if self.is_kept:
             heads = weights.float()

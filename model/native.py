@@ -17,12 +17,14 @@ from torch import Tensor
 
 from cache.pool import KVCachePool
 from cache.view import CacheView
-from model.config import ModelConfig
+from model.config import ExpertsConfig, ModelConfig
 from model.native_abi import (
     BatchStruct,
     CacheLayerStruct,
+    ExpertsStruct,
     LayerStruct,
     MatrixStruct,
+    MLPStruct,
     ModelStruct,
     NormStruct,
     RotaryStruct,
@@ -33,6 +35,7 @@ from model.native_library import NativeKernels
 from model.native_support import NATIVE_ACTIVATIONS
 from model.pass_context import PassContext, PassTensors
 from model.quantization import PackedLinear
+from model.rotary import RotaryConfig
 
 Weight = PackedLinear | Tensor
 
@@ -65,7 +68,7 @@ class NativeTransformer:
         self.weights = dict(weights)
         self.kernels = kernels
         builder = _SpecBuilder(config, self.weights)
-        self._kept_alive = builder.frequencies
+        self._kept_alive = builder.kept_alive
         self._model: int = kernels.library.kv_model_create(ctypes.byref(builder.spec))
 
     @property
@@ -201,15 +204,18 @@ def _address(indices: Tensor) -> int:
 
 
 class _SpecBuilder:
-    """Translates a configuration and named weights into the kernels' description of a model."""
+    """Translates a configuration and named weights into the kernels' description of a model.
+
+    Attributes:
+        spec: The description.
+        kept_alive: What it points to beside the weights.
+    """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Weight]) -> None:
         self._config = config
         self._weights = weights
+        self.kept_alive: list[object] = []
         rotaries = list(dict.fromkeys(filter(None, config.rotaries)))
-        self.frequencies = [
-            rotary.inverse_frequencies(config.head_dim).float().contiguous() for rotary in rotaries
-        ]
         layers = (LayerStruct * config.num_layers)(
             *(self._layer(index) for index in range(config.num_layers))
         )
@@ -225,12 +231,7 @@ class _SpecBuilder:
             layer_count=config.num_layers,
             rotary_count=len(rotaries),
             layers=layers,
-            rotaries=(RotaryStruct * len(rotaries))(
-                *(
-                    RotaryStruct(frequencies.data_ptr(), rotary.attention_factor)
-                    for frequencies, rotary in zip(self.frequencies, rotaries, strict=True)
-                )
-            ),
+            rotaries=(RotaryStruct * len(rotaries))(*map(self._rotary, rotaries)),
             embedding=embedding,
             output=self._matrix(OUTPUT) if OUTPUT in weights else embedding,
             position_embedding=self._matrix(POSITIONS)
@@ -240,31 +241,77 @@ class _SpecBuilder:
             norm_epsilon=config.norm_eps,
             attention_scale=config.attention_scale,
             embedding_scale=config.embedding_scale,
+            residual_scale=config.residual_scale,
+            logit_scale=config.logit_scale,
+            attention_cap=config.attention_cap or 0.0,
+            logit_cap=config.logit_cap or 0.0,
             is_layer_norm=int(config.norm == "layer"),
+            normalises_rows=int(config.qk_norm == "row"),
             activation=NATIVE_ACTIVATIONS.index(config.activation),
         )
 
+    def _rotary(self, rotary: RotaryConfig) -> RotaryStruct:
+        frequencies = rotary.inverse_frequencies(self._config.head_dim).float().contiguous()
+        self.kept_alive.append(frequencies)
+        return RotaryStruct(frequencies.data_ptr(), len(frequencies), rotary.attention_factor)
+
     def _layer(self, index: int) -> LayerStruct:
         config, prefix = self._config, f"model.layers.{index}."
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        attention = f"{prefix}self_attn."
+        placement = config.norm_placement
         after_attention = self._norm(f"{prefix}post_attention_layernorm")
-        sandwich = config.sandwich_norms
-        return LayerStruct(
+        before_mlp = after_attention if placement == "pre" else NormStruct()
+        if placement == "sandwich":
+            before_mlp = self._norm(f"{prefix}pre_feedforward_layernorm")
+        after_mlp = f"{prefix}post_feedforward_layernorm"
+        sinks = self._vector(f"{attention}sinks")
+        layer = LayerStruct(
             q=self._matrix(f"{attention}q_proj.weight"),
             k=self._matrix(f"{attention}k_proj.weight"),
             v=self._matrix(f"{attention}v_proj.weight"),
             o=self._matrix(f"{attention}o_proj.weight"),
-            gate=self._matrix(f"{mlp}gate_proj.weight") if config.gated_mlp else MatrixStruct(),
-            up=self._matrix(f"{mlp}up_proj.weight"),
-            down=self._matrix(f"{mlp}down_proj.weight"),
-            input=self._norm(f"{prefix}input_layernorm"),
-            mlp=self._norm(f"{prefix}pre_feedforward_layernorm") if sandwich else after_attention,
-            attention_out=after_attention if sandwich else NormStruct(),
-            mlp_out=self._norm(f"{prefix}post_feedforward_layernorm") if sandwich else NormStruct(),
-            q_head=self._norm(f"{attention}q_norm") if config.qk_norm else NormStruct(),
-            k_head=self._norm(f"{attention}k_norm") if config.qk_norm else NormStruct(),
+            input=NormStruct() if placement == "post" else self._norm(f"{prefix}input_layernorm"),
+            before_mlp=before_mlp,
+            attention_out=NormStruct() if placement == "pre" else after_attention,
+            mlp_out=NormStruct() if placement == "pre" else self._norm(after_mlp),
+            q_norm=self._norm(f"{attention}q_norm") if config.qk_norm else NormStruct(),
+            k_norm=self._norm(f"{attention}k_norm") if config.qk_norm else NormStruct(),
+            sinks=None if sinks is None else sinks.data_ptr(),
             window=config.windows[index] or 0,
         )
+        if config.experts is not None and config.is_sparse(index):
+            layer.experts = ctypes.pointer(self._experts(f"{prefix}mlp.", config.experts))
+        else:
+            layer.mlp = self._mlp(f"{prefix}mlp.")
+        return layer
+
+    def _mlp(self, prefix: str) -> MLPStruct:
+        gated = self._config.gated_mlp
+        return MLPStruct(
+            gate=self._matrix(f"{prefix}gate_proj.weight") if gated else MatrixStruct(),
+            up=self._matrix(f"{prefix}up_proj.weight"),
+            down=self._matrix(f"{prefix}down_proj.weight"),
+        )
+
+    def _experts(self, prefix: str, experts: ExpertsConfig) -> ExpertsStruct:
+        shared = experts.shared_intermediate_size
+        mlps = (MLPStruct * experts.count)(
+            *(self._mlp(f"{prefix}experts.{index}.") for index in range(experts.count))
+        )
+        found = ExpertsStruct(
+            router=self._matrix(f"{prefix}gate.weight"),
+            experts=mlps,
+            count=experts.count,
+            per_token=experts.per_token,
+            intermediate_size=experts.intermediate_size,
+            shared_intermediate_size=shared or 0,
+            renormalises=int(experts.renormalize),
+        )
+        if shared is not None:
+            found.shared = self._mlp(f"{prefix}shared_expert.")
+            found.shared_gate = self._matrix(f"{prefix}shared_expert_gate.weight")
+        self.kept_alive += [found, mlps]
+        return found
 
     def _matrix(self, name: str) -> MatrixStruct:
         weight = self._weights[name]

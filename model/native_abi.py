@@ -57,13 +57,39 @@ class NormStruct(ctypes.Structure):
     _fields_: ClassVar = [("weight", c_void_p), ("bias", c_void_p)]
 
 
+class MLPStruct(ctypes.Structure):
+    """kv_mlp: the matrices of an MLP; all null is none."""
+
+    _fields_: ClassVar = [(name, MatrixStruct) for name in ("gate", "up", "down")]
+
+
+class ExpertsStruct(ctypes.Structure):
+    """kv_experts: the weights of a mixture of experts."""
+
+    _fields_: ClassVar = [
+        ("router", MatrixStruct),
+        ("shared_gate", MatrixStruct),
+        ("experts", POINTER(MLPStruct)),
+        ("shared", MLPStruct),
+        ("count", c_int64),
+        ("per_token", c_int64),
+        ("intermediate_size", c_int64),
+        ("shared_intermediate_size", c_int64),
+        ("renormalises", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
 class LayerStruct(ctypes.Structure):
     """kv_layer: the weights of one decoder layer."""
 
     _fields_: ClassVar = [
-        *((name, MatrixStruct) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((name, NormStruct) for name in ("input", "mlp", "attention_out", "mlp_out")),
-        *((name, NormStruct) for name in ("q_head", "k_head")),
+        *((name, MatrixStruct) for name in ("q", "k", "v", "o")),
+        ("mlp", MLPStruct),
+        ("experts", POINTER(ExpertsStruct)),
+        *((name, NormStruct) for name in ("input", "before_mlp", "attention_out", "mlp_out")),
+        *((name, NormStruct) for name in ("q_norm", "k_norm")),
+        ("sinks", c_void_p),
         ("window", c_int64),
         ("rotary", c_int64),
     ]
@@ -72,7 +98,7 @@ class LayerStruct(ctypes.Structure):
 class RotaryStruct(ctypes.Structure):
     """kv_rotary_spec: angles per position."""
 
-    _fields_: ClassVar = [("frequencies", c_void_p), ("magnitude", c_double)]
+    _fields_: ClassVar = [("frequencies", c_void_p), ("count", c_int64), ("magnitude", c_double)]
 
 
 class ModelStruct(ctypes.Structure):
@@ -95,8 +121,14 @@ class ModelStruct(ctypes.Structure):
         ("norm_epsilon", c_double),
         ("attention_scale", c_double),
         ("embedding_scale", c_double),
+        ("residual_scale", c_double),
+        ("logit_scale", c_double),
+        ("attention_cap", c_double),
+        ("logit_cap", c_double),
         ("is_layer_norm", c_int32),
+        ("normalises_rows", c_int32),
         ("activation", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -151,6 +183,8 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     BatchStruct,
     ChoiceStruct,
     NormStruct,
+    MLPStruct,
+    ExpertsStruct,
     LayerStruct,
     RotaryStruct,
     ModelStruct,
@@ -175,7 +209,7 @@ SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "kv_gated_activation": (None, (_P, _I32, _P, _P, _I64, _I64, _I64, _P)),
     "kv_rotary": (None, (_P, _P, _I64, _I64, _I64, _I64, _P, _P, _P)),
     "kv_cache_write": (None, (_P, _CACHE, _P, _P, _I64, _I64, _P)),
-    "kv_attention": (None, (_P, _CACHE, _BATCH, _P, _I64, _I64, _F, _I64, _P, _I64)),
+    "kv_attention": (None, (_P, _CACHE, _BATCH, _P, _I64, _I64, _F, _F, _P, _I64, _P, _I64)),
     "kv_sampling_scratch": (_I64, (_I64,)),
     "kv_choose": (_I64, (_P, _P, _I64, _I64, _P, _P, _P, _P)),
     "kv_score": (None, (_P, _P, _P, _I64, _I64, _I64, _P, _P, _P)),

@@ -30,7 +30,11 @@ __all__ = [
     "linear",
     "rms_norm",
     "rotary",
+    "soft_cap",
 ]
+
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Constants of the activation "clamped_swiglu"."""
 
 WIDENED_ELEMENTS = 1 << 20
 """Weights turned to float32 at a time: 4 MB, which stays in the cache until it is multiplied."""
@@ -81,20 +85,21 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor
 
 
 def rotary(x: Tensor, positions: Tensor, *, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of each head by its position's angle (arXiv:2104.09864).
+    """Turn each pair (i, i + R/2) of each head by its position's angle (arXiv:2104.09864).
 
     Args:
         x: (N, H, D) queries or keys.
         positions: (N,) int64, below P.
-        cos: (P, D/2) float32 cosines of the angles.
-        sin: (P, D/2) float32 sines.
+        cos: (P, R/2) float32 cosines of the angles; of each head the first R dimensions turn.
+        sin: (P, R/2) float32 sines.
 
     Returns:
         (N, H, D) in x's dtype.
     """
-    cos, sin = cos[positions, None], sin[positions, None]  # (N, 1, D/2)
-    first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    half = cos.shape[-1]
+    cos, sin = cos[positions, None], sin[positions, None]  # (N, 1, R/2)
+    first, second, rest = x.float().tensor_split((half, 2 * half), dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
     return turned.to(x.dtype)
 
 
@@ -106,5 +111,17 @@ def activate(x: Tensor, *, kind: str) -> Tensor:
 
 
 def gated_activation(gate: Tensor, up: Tensor, *, kind: str) -> Tensor:
-    """Return the activated gate times `up`, elementwise (Shazeer, arXiv:2002.05202)."""
+    """Return the activated gate times `up`, elementwise (Shazeer, arXiv:2002.05202).
+
+    "clamped_swiglu" is gpt-oss's: both are held within +-7, the gate's sigmoid is steeper, and `up`
+    is counted from -1.
+    """
+    if kind == "clamped_swiglu":
+        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
     return activate(gate, kind=kind) * up
+
+
+def soft_cap(x: Tensor, cap: float | None) -> Tensor:
+    """Return cap x tanh(x / cap), or x itself without a cap (arXiv:2408.00118)."""
+    return x if cap is None else cap * torch.tanh(x / cap)

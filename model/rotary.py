@@ -10,12 +10,14 @@ position of 100,000 one rounding in a frequency turns a vector by a hundredth of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
+from model.errors import ConfigError
+
+SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +42,51 @@ class RotaryConfig:
     truncate: bool = True
     """Whether yarn's band is rounded outwards to whole dimensions."""
     attention_factor: float = 1.0
-    """Multiplies cosines and sines (yarn)."""
+    """Multiplies cosines and sines (yarn, longrope)."""
     frequency_factors: tuple[float, ...] = ()
-    """D/2 divisors of the frequencies, as a GGUF carries them in rope_freqs.weight."""
+    """Divisors of the frequencies: longrope's, or rope_freqs.weight of a GGUF file."""
+    short_factors: tuple[float, ...] = ()
+    """Those that longrope has for sequences within the original context (arXiv:2402.13753).
+
+    Which to take must not change within a sequence, whose keys are cached; it depends on the
+    longest sequence to be served."""
+    dimensions: int | None = None
+    """How many leading dimensions of each head are turned; None is all."""
+
+    def limited_to(self, context: int) -> RotaryConfig:
+        """Return what turns sequences of at most that many tokens."""
+        if not self.short_factors or context > self.original_max_position_embeddings:
+            return self
+        return replace(self, frequency_factors=self.short_factors, short_factors=())
+
+    def check(self, head_dim: int) -> None:
+        """Check that it fits heads of that size.
+
+        Raises:
+            ConfigError: It turns an odd number of dimensions or too many, or its factors are not
+                as many as its angles, or do not divide.
+        """
+        turned = self.dimensions or head_dim
+        if turned % 2 or turned > head_dim:
+            name = "head_dim" if self.dimensions is None else "The rotary dimension"
+            raise ConfigError(
+                f"{name} is {turned}; expected an even number for rotary, "
+                f"at most the head size, {head_dim}."
+            )
+        expected = turned // 2
+        which = "The list of rotary factors (rope_freqs.weight, long_factor or short_factor)"
+        for factors in filter(None, (self.frequency_factors, self.short_factors)):
+            if len(factors) != expected:
+                raise ConfigError(
+                    f"{which} has {len(factors)} values; "
+                    f"expected {expected}, half of what is turned of a head."
+                )
+            if not all(0 < factor < math.inf for factor in factors):
+                raise ConfigError(f"{which} has a value that is not a number above 0.")
 
     def inverse_frequencies(self, head_dim: int) -> Tensor:
-        """Return the (D/2,) float32 angles per position, on the CPU."""
+        """Return the float32 angles per position, half as many as are turned, on the CPU."""
+        head_dim = self.dimensions or head_dim
         # The device is named because a model may be under construction on the meta device.
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
         wavelengths = self.theta**exponents
@@ -56,6 +97,8 @@ class RotaryConfig:
             frequencies = self._llama3(frequencies)
         elif self.scaling == "yarn":
             frequencies = self._yarn(wavelengths, head_dim)
+        if self.scaling == "longrope":
+            return 1.0 / (torch.tensor(self.frequency_factors, device="cpu") * wavelengths)
         if self.frequency_factors:
             frequencies = frequencies / torch.tensor(self.frequency_factors, device="cpu")
         return frequencies

@@ -10,11 +10,40 @@ number, and varies with the shape of the batch by float32 rounding only.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from cache.view import BatchLayout
+
+
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the softmax of scores (..., H, T, S), of which each head's sink (H,) takes a share."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    share = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, share), dim=-1).softmax(dim=-1)[..., :-1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rule:
+    """How scores become weights, as CacheView.attend has it."""
+
+    scale: float
+    window: int | None
+    cap: float | None
+    sinks: Tensor | None
+
+    def weigh(self, scores: Tensor, *, hidden: Tensor) -> Tensor:
+        """Turn products (..., Hkv, H / Hkv, T, S) into weights, zero where hidden."""
+        scores = scores * self.scale
+        if self.cap is not None:
+            scores = self.cap * torch.tanh(scores / self.cap)
+        shape = scores.shape
+        flat = scores.masked_fill(hidden, -torch.inf).flatten(-4, -3)  # (..., H, T, S)
+        return softmax_with_sinks(flat, self.sinks).view(shape)
 
 
 class TorchAttention:
@@ -33,14 +62,15 @@ class TorchAttention:
         *,
         scale: float,
         window: int | None,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of q (N, H, D) over each row's own request; returns (N, H, D)."""
+        rule = _Rule(scale=scale, window=window, cap=cap, sinks=sinks)
         out = torch.empty_like(q)
         num_decodes = layout.num_decodes
         if num_decodes:
-            out[:num_decodes] = _decode(
-                q[:num_decodes], keys, values, layout, scale=scale, window=window
-            )
+            out[:num_decodes] = _decode(q[:num_decodes], keys, values, layout, rule=rule)
         start = num_decodes
         chunks = layout.query_lengths[num_decodes:]
         lengths = layout.host_key_lengths[num_decodes:].tolist()
@@ -52,8 +82,7 @@ class TorchAttention:
                 q[rows],
                 _read(keys, table, first, length).to(q.dtype),
                 _read(values, table, first, length).to(q.dtype),
-                scale=scale,
-                window=window,
+                rule=rule,
             )
             start += num_new
         return out
@@ -68,37 +97,40 @@ def _read(cache: Tensor, table: Tensor, first: int, end: int) -> Tensor:
     return cache[blocks].flatten(0, 1)[first - offset : end - offset]
 
 
-def _chunk(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+def _chunk(q: Tensor, k: Tensor, v: Tensor, *, rule: _Rule) -> Tensor:
     """Attend from the T last of S tokens: q (T, H, D), k and v (S, Hkv, D) -> (T, H, D)."""
     num_new, num_keys = len(q), len(k)
     position = torch.arange(num_keys - num_new, num_keys, device=q.device)[:, None]
     key = torch.arange(num_keys, device=q.device)
     visible = key <= position  # (T, S)
-    if window is not None:
-        visible &= key > position - window
+    if rule.window is not None:
+        visible &= key > position - rule.window
+    if rule.cap is not None or rule.sinks is not None:
+        return _capped_chunk(q, k, v, visible, rule=rule)
     out = functional.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         k.transpose(0, 1)[None],
         v.transpose(0, 1)[None],
         attn_mask=visible,
-        scale=scale,
+        scale=rule.scale,
         enable_gqa=True,
     )
     return out[0].transpose(0, 1)
 
 
-def _decode(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layout: BatchLayout,
-    *,
-    scale: float,
-    window: int | None,
-) -> Tensor:
+def _capped_chunk(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, *, rule: _Rule) -> Tensor:
+    """Do the same with a soft cap or sinks, which torch's own attention has not."""
+    (num_new, num_heads, head_dim), num_kv_heads = q.shape, k.shape[1]
+    grouped = q.view(num_new, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    scores = torch.einsum("tkgd,skd->kgts", grouped, k).float()
+    weights = rule.weigh(scores, hidden=~visible).to(q.dtype)
+    return torch.einsum("kgts,skd->tkgd", weights, v).reshape(num_new, num_heads, head_dim)
+
+
+def _decode(q: Tensor, keys: Tensor, values: Tensor, layout: BatchLayout, *, rule: _Rule) -> Tensor:
     """Attend from one new token of each of B requests: q (B, H, D) -> (B, H, D)."""
     (num_rows, num_heads, head_dim), num_kv_heads = q.shape, keys.shape[2]
-    blocks, visible = _visible_blocks(layout, keys.shape[1], num_rows=num_rows, window=window)
+    blocks, visible = _visible_blocks(layout, keys.shape[1], num_rows=num_rows, window=rule.window)
 
     def gather(cache: Tensor) -> Tensor:
         tokens = cache[blocks].flatten(1, 2)  # (B, S, Hkv, D)
@@ -110,8 +142,8 @@ def _decode(
     v = gather(values).masked_fill(hidden[..., None], 0.0)
     grouped = q.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     # Scores of half precision would lose more than the products themselves.
-    scores = (grouped.float() @ gather(keys).float().mT) * scale  # (B, Hkv, H / Hkv, S)
-    weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(dim=-1)
+    scores = (grouped.float() @ gather(keys).float().mT)[..., None, :]  # (B, Hkv, H / Hkv, 1, S)
+    weights = rule.weigh(scores, hidden=hidden[:, None, None])[..., 0, :]
     return (weights.to(q.dtype) @ v).view(num_rows, num_heads, head_dim)
 
 

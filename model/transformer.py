@@ -16,6 +16,7 @@ from cache.view import CacheView
 from model import ops
 from model.attention import CausalMultiHeadAttention
 from model.config import ModelConfig
+from model.experts import SparseMLP
 from model.layers import MLP, Embedding, GatedMLP, LayerNorm, Linear, RMSNorm, RotaryEmbedding
 from model.pass_context import PassContext
 from model.quantization import PackedLinear
@@ -27,11 +28,26 @@ def _norm(config: ModelConfig) -> RMSNorm | LayerNorm:
     return make(config.hidden_size, eps=config.norm_eps)
 
 
+def _mlp(config: ModelConfig, layer: int, *, dtype: torch.dtype) -> nn.Module:
+    if config.experts is not None and config.is_sparse(layer):
+        return SparseMLP(
+            config.hidden_size, config.experts, activation=config.activation, dtype=dtype
+        )
+    make = GatedMLP if config.gated_mlp else MLP
+    return make(
+        config.hidden_size,
+        config.intermediate_size,
+        activation=config.activation,
+        bias=config.mlp_bias,
+        dtype=dtype,
+    )
+
+
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); some families also norm what is added.
+    """x + attention(norm(x)), then x + mlp(norm(x)); some families norm what is added, too or only.
 
     The names are those of the checkpoints, where post_attention_layernorm means two things: the
-    norm before the MLP, or, with `sandwich_norms`, the norm of what attention adds.
+    norm before the MLP, or, unless norms are placed "pre", the norm of what attention adds.
     """
 
     def __init__(
@@ -43,31 +59,34 @@ class DecoderLayer(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        mlp = GatedMLP if config.gated_mlp else MLP
-        self.input_layernorm = _norm(config)
+        placement = config.norm_placement
+        before, after = placement != "post", placement != "pre"
+        self.residual_scale = config.residual_scale
+        self.norms_attended = after
+        self.input_layernorm = _norm(config) if before else None
         self.self_attn = CausalMultiHeadAttention(config, layer, rotary=rotary, dtype=dtype)
         self.post_attention_layernorm = _norm(config)
-        self.pre_feedforward_layernorm = _norm(config) if config.sandwich_norms else None
-        self.post_feedforward_layernorm = _norm(config) if config.sandwich_norms else None
-        self.mlp = mlp(
-            config.hidden_size,
-            config.intermediate_size,
-            activation=config.activation,
-            bias=config.mlp_bias,
-            dtype=dtype,
-        )
+        self.pre_feedforward_layernorm = _norm(config) if before and after else None
+        self.post_feedforward_layernorm = _norm(config) if after else None
+        self.mlp = _mlp(config, layer, dtype=dtype)
 
     def forward(self, x: Tensor, context: PassContext) -> Tensor:
         """Map x (N, C) to (N, C)."""
-        attended: Tensor = self.self_attn(self.input_layernorm(x), context)
-        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
-            x = x + attended
-            added: Tensor = self.mlp(self.post_attention_layernorm(x))
+        before_mlp = self.pre_feedforward_layernorm
+        normed = x if self.input_layernorm is None else self.input_layernorm(x)
+        attended: Tensor = self.self_attn(normed, context)
+        if self.norms_attended:
+            attended = self.post_attention_layernorm(attended)
         else:
-            x = x + self.post_attention_layernorm(attended)
-            added = self.mlp(self.pre_feedforward_layernorm(x))
+            before_mlp = self.post_attention_layernorm
+        x = self._add(x, attended)
+        added: Tensor = self.mlp(x if before_mlp is None else before_mlp(x))
+        if self.post_feedforward_layernorm is not None:
             added = self.post_feedforward_layernorm(added)
-        return x + added
+        return self._add(x, added)
+
+    def _add(self, x: Tensor, added: Tensor) -> Tensor:
+        return x + (added if self.residual_scale == 1.0 else added * self.residual_scale)
 
 
 class Decoder(nn.Module):
@@ -167,9 +186,13 @@ class Transformer(nn.Module):
         """Compute the logits (R, V), float32, of hidden states (R, C)."""
         x = self.model.norm(hidden)
         if self.lm_head is None:
-            return ops.linear(x, self.model.embed_tokens.weight).float()
-        logits: Tensor = self.lm_head(x)
-        return logits.float()
+            logits = ops.linear(x, self.model.embed_tokens.weight)
+        else:
+            logits = self.lm_head(x)
+        logits = logits.float()
+        if self.config.logit_scale != 1.0:
+            logits = logits * self.config.logit_scale
+        return ops.soft_cap(logits, self.config.logit_cap)
 
     def named_weights(self) -> Iterator[tuple[str, ops.Matrix]]:
         """Every parameter by its name in a checkpoint, packed matrices included."""

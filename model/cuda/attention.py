@@ -47,9 +47,13 @@ class TritonAttention:
         *,
         scale: float,
         window: int | None,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of q (N, H, D) over each row's own request; returns (N, H, D)."""
         assert keys.is_contiguous()
+        assert cap is None, "a model with soft caps runs in torch"
+        assert sinks is None, "and so does one with sinks"
         q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
         if layout.num_decodes:
             self._decode(q, keys, values, layout, scale=scale, window=window, out=out)

@@ -14,7 +14,7 @@ from model.executors.memory_profile import profile_passes
 from model.executors.native_executor import NativeExecutor
 from model.executors.torch_executor import TorchExecutor
 from model.formats.loader import LoadedModel
-from model.native_support import unsupported_feature
+from model.native_support import unsupported_on_gpu
 
 if TYPE_CHECKING:
     from model.cuda.transformer import CudaTransformer
@@ -86,7 +86,7 @@ def _fused(loaded: LoadedModel) -> CudaTransformer | None:
 
 def _triton_problem(loaded: LoadedModel) -> str | None:
     """Say what keeps the kernels for GPUs from running a model; None if nothing does."""
-    feature = unsupported_feature(loaded.config)
+    feature = unsupported_on_gpu(loaded.config)
     if feature is not None:
         return f"the kernels for GPUs lack {feature}"
     if importlib.util.find_spec("triton") is None:

@@ -35,6 +35,8 @@ class Family:
     """general.architecture of a GGUF file; None where no such files are read."""
     hf_defaults: ClassVar[Mapping[str, object]] = {}
     """Fields that a config.json may leave out; null is something else."""
+    turns_parts: ClassVar[bool] = False
+    """Whether only some dimensions of each head may be turned by its position."""
     gguf_top_level: ClassVar[Mapping[str, str]] = {
         "token_embd": "model.embed_tokens",
         "output_norm": "model.norm",
@@ -67,7 +69,7 @@ class Family:
             **shape,
             architecture=self.name,
             windows=hf_windows(fields, types),
-            rotaries=hf_rotaries(fields, types),
+            rotaries=hf_rotaries(fields, types, partial=self.turns_parts),
             attention_scale=shape["head_dim"] ** -0.5,
             activation=hf_activation(fields, "hidden_act", "silu"),
             tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
@@ -91,7 +93,8 @@ class Family:
             fields.refuse(name, neutral=(0.0,))
         fields.refuse("expert_count", neutral=(0,))
         shape = gguf_shape(fields)
-        fields.refuse("rope.dimension_count", neutral=(shape["head_dim"],))
+        if not self.turns_parts:
+            fields.refuse("rope.dimension_count", neutral=(shape["head_dim"],))
         rotary = gguf_rotary(fields, frequency_factors=tensors.vectors.get(ROPE_FACTORS, ()))
         return ModelConfig(
             **shape,

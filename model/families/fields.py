@@ -54,6 +54,20 @@ class Fields:
         """Return the same fields with defaults for those that are not there, not even as null."""
         return replace(self, values={**defaults, **self.values})
 
+    def without(self, names: Collection[str]) -> Fields:
+        """Return the same fields but those."""
+        hidden = {self.prefix + name for name in names}
+        return replace(self, values={k: v for k, v in self.values.items() if k not in hidden})
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Return a list of numbers above 0."""
+        value = self._require(name, None)
+        if not isinstance(value, list) or not all(
+            isinstance(item, int | float) and item > 0 for item in value
+        ):
+            raise self.error(name, value, "a list of numbers above 0")
+        return tuple(float(item) for item in value)
+
     def integer(
         self,
         name: str,

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from model.config import ModelConfig
-from model.families.family import Family
 from model.families.fields import Fields
+from model.families.gemma import Gemma
 from model.families.gguf_fields import gguf_window, gguf_window_pattern
 from model.families.hf_fields import (
     FULL,
@@ -32,7 +32,7 @@ _TEXT_PREFIXES: Mapping[str, str] = {
 _OTHER_MODALITIES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 
 
-class Gemma3(Family):
+class Gemma3(Gemma):
     """Gemma 3, and the text part of a multimodal one."""
 
     name = "gemma3_text"
@@ -45,12 +45,6 @@ class Gemma3(Family):
         "max_position_embeddings": 131_072,
         "sliding_window": 4096,
         "query_pre_attn_scalar": 256,
-    }
-    gguf_in_block: ClassVar[Mapping[str, str]] = {
-        **Family.gguf_in_block,
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
     }
 
     def read_hf(self, fields: Fields) -> ModelConfig:
@@ -72,8 +66,8 @@ class Gemma3(Family):
             activation=hf_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
             qkv_bias=bias,
             output_bias=bias,
-            qk_norm=True,
-            sandwich_norms=True,
+            qk_norm="head",
+            norm_placement="sandwich",
             tie_word_embeddings=fields.flag("tie_word_embeddings", default=True),
             embedding_scale=shape["hidden_size"] ** 0.5,
         )
@@ -107,23 +101,22 @@ class Gemma3(Family):
             ),
             attention_scale=scale,
             activation="gelu_tanh",
-            qk_norm=True,
-            sandwich_norms=True,
+            qk_norm="head",
+            norm_placement="sandwich",
             embedding_scale=config.hidden_size**0.5,
         )
 
     def hf_parts(
         self, key: str, shape: tuple[int, ...], config: ModelConfig
     ) -> Iterator[TensorPart]:
-        """Take the text model out of a multimodal one; norms are stored as what 1 is added to."""
-        del shape, config
+        """Take the text model out of a multimodal one."""
         if _OTHER_MODALITIES.fullmatch(key):
             return
         name = key
         for theirs, ours in _TEXT_PREFIXES.items():
             if name.startswith(theirs):
                 name = ours + name.removeprefix(theirs)
-        yield TensorPart(name=name, offset=1.0 if name.endswith("norm.weight") else 0.0)
+        yield from super().hf_parts(name, shape, config)
 
 
 def _hf_rotaries(fields: Fields) -> dict[str, RotaryConfig]:

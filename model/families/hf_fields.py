@@ -108,10 +108,15 @@ def hf_windows(fields: Fields, types: list[str]) -> tuple[int | None, ...]:
     return tuple(window if kind == SLIDING else None for kind in types)
 
 
-def hf_rotaries(fields: Fields, types: list[str]) -> tuple[RotaryConfig, ...]:
+def hf_rotaries(
+    fields: Fields, types: list[str], *, partial: bool = False
+) -> tuple[RotaryConfig, ...]:
     """Read how each layer turns queries and keys: all alike, or by its type."""
     nested = fields.within("rope_parameters")
     if not any(kind in nested for kind in types):
-        return (hf_rotary(fields),) * len(types)
-    by_type = {kind: hf_rotary(fields, parameters=nested.within(kind)) for kind in set(types)}
+        return (hf_rotary(fields, partial=partial),) * len(types)
+    by_type = {
+        kind: hf_rotary(fields, parameters=nested.within(kind), partial=partial)
+        for kind in set(types)
+    }
     return tuple(by_type[kind] for kind in types)

@@ -31,9 +31,15 @@ class Llama(Family):
         )
 
     def read_gguf(self, fields: Fields, tensors: GGUFTensors) -> ModelConfig:
-        """Read GGUF metadata: as Family, with an optional window."""
+        """Read GGUF metadata: as Family, with an optional window, and the biases that are there."""
         config = super().read_gguf(fields, tensors)
-        return replace(config, windows=(gguf_window(fields),) * config.num_layers)
+        return replace(
+            config,
+            windows=(gguf_window(fields),) * config.num_layers,
+            qkv_bias="blk.0.attn_q.bias" in tensors.names,
+            output_bias="blk.0.attn_output.bias" in tensors.names,
+            mlp_bias="blk.0.ffn_up.bias" in tensors.names,
+        )
 
     def gguf_parts(
         self, key: str, shape: tuple[int, ...], config: ModelConfig

@@ -28,7 +28,7 @@ class Qwen3(Family):
         """Read a config.json."""
         bias = fields.flag("attention_bias", default=False)
         config = super().read_hf(fields)
-        return replace(config, qk_norm=True, qkv_bias=bias, output_bias=bias)
+        return replace(config, qk_norm="head", qkv_bias=bias, output_bias=bias)
 
     def hf_layer_types(self, fields: Fields, *, num_layers: int) -> list[str]:
         """The last layers have a window, if a switch says so."""
@@ -37,7 +37,7 @@ class Qwen3(Family):
     def read_gguf(self, fields: Fields, tensors: GGUFTensors) -> ModelConfig:
         """Read GGUF metadata, which cannot say which layers have the window."""
         fields.refuse("attention.sliding_window", neutral=(0,))
-        return replace(super().read_gguf(fields, tensors), qk_norm=True)
+        return replace(super().read_gguf(fields, tensors), qk_norm="head")
 
 
 FAMILY = Qwen3()

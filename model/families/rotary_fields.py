@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from model.families.fields import Fields
@@ -13,7 +14,11 @@ GGUF_SCALINGS = ("none", "linear", "yarn")
 
 
 def hf_rotary(
-    config: Fields, *, parameters: Fields | None = None, theta: float | None = None
+    config: Fields,
+    *,
+    parameters: Fields | None = None,
+    theta: float | None = None,
+    partial: bool = False,
 ) -> RotaryConfig:
     """Read the rotary fields of a config.json.
 
@@ -22,25 +27,32 @@ def hf_rotary(
         parameters: Where the scaling stands; by default `rope_scaling`, else
             `rope_parameters`.
         theta: The base when `parameters` has none; by default `rope_theta`.
+        partial: Whether the family may turn only some dimensions of each head.
 
     Raises:
         ConfigError: The scaling is unknown or incomplete.
     """
-    config.refuse("partial_rotary_factor", neutral=(1, 1.0))
     if parameters is None:
         old, new = config.within("rope_scaling"), config.within("rope_parameters")
         parameters = old if old.values else new
-    parameters.refuse("partial_rotary_factor", neutral=(1, 1.0))
+    if not partial:
+        for fields in (config, parameters):
+            fields.refuse("partial_rotary_factor", neutral=(1, 1.0))
     if theta is None:
         theta = config.number("rope_theta", HF_DEFAULT_THETA)
-    base = RotaryConfig(theta=parameters.number("rope_theta", theta))
+    base = RotaryConfig(
+        theta=parameters.number("rope_theta", theta), dimensions=_hf_dimensions(config, parameters)
+    )
     spelling = "rope_type" if "rope_type" in parameters else "type"
-    scaling = parameters.text(spelling, "default", known=SCALINGS)
+    scaling = parameters.text(spelling, "default", known=(*SCALINGS, "su"))
+    scaling = "longrope" if scaling == "su" else scaling
     if scaling == "default":
         return base
     base = replace(base, scaling=scaling)
     if scaling == "yarn":
         return _yarn_from_hf(config, parameters, base)
+    if scaling == "longrope":
+        return _longrope_from_hf(config, parameters, base)
     base = replace(base, factor=parameters.number("factor"))
     return _llama3_from_hf(config, parameters, base) if scaling == "llama3" else base
 
@@ -92,6 +104,64 @@ def _original_context(config: Fields, parameters: Fields) -> int:
     default = config.integer("max_position_embeddings")
     default = parameters.integer("original_max_position_embeddings", default)
     return config.integer("original_max_position_embeddings", default)
+
+
+def _hf_dimensions(config: Fields, parameters: Fields) -> int | None:
+    """Read how much of each head is turned; None is all."""
+    name = "partial_rotary_factor"
+    share = parameters.number(name, config.number(name, 1.0))
+    if share > 1:
+        raise parameters.error(name, share, "at most 1")
+    if share == 1:
+        return None
+    default = config.integer("hidden_size") // config.integer("num_attention_heads")
+    return int(config.integer("head_dim", default) * share)
+
+
+def _longrope_from_hf(config: Fields, parameters: Fields, base: RotaryConfig) -> RotaryConfig:
+    original, context = _original_context(config, parameters), _context(config)
+    magnitude = _longrope_magnitude(parameters.number("factor", context / original), original)
+    rotary = replace(
+        base,
+        original_max_position_embeddings=original,
+        frequency_factors=parameters.numbers("long_factor"),
+        short_factors=parameters.numbers("short_factor"),
+        attention_factor=parameters.number("attention_factor", magnitude, minimum=0.0),
+    )
+    return rotary.limited_to(context)
+
+
+def _longrope_magnitude(factor: float, original: int) -> float:
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def with_gguf_dimensions(fields: Fields, rotary: RotaryConfig) -> RotaryConfig:
+    """Add how many dimensions of each head are turned, if a GGUF file says so."""
+    name = "rope.dimension_count"
+    return replace(rotary, dimensions=fields.integer(name)) if name in fields else rotary
+
+
+def with_longrope_vectors(
+    rotary: RotaryConfig, fields: Fields, vectors: Mapping[str, tuple[float, ...]]
+) -> RotaryConfig:
+    """Add the long and short factors that a GGUF file has as tensors, if it has them."""
+    long, short = (vectors.get(f"rope_factors_{kind}.weight", ()) for kind in ("long", "short"))
+    if not long or not short:
+        return rotary
+    context = fields.integer("context_length")
+    return replace(
+        rotary,
+        scaling="longrope",
+        original_max_position_embeddings=fields.integer(
+            "rope.scaling.original_context_length", context
+        ),
+        frequency_factors=long,
+        short_factors=short,
+    ).limited_to(context)
+
+
+def _context(config: Fields) -> int:
+    return config.integer("max_position_embeddings")
 
 
 def _llama3_from_hf(config: Fields, parameters: Fields, base: RotaryConfig) -> RotaryConfig:

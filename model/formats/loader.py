@@ -52,8 +52,9 @@ Progress = Callable[[int, int], None]
 LISTED = 5
 """How many tensors of a kind an error names."""
 OUTPUT = "lm_head.weight"
-LOOKED_UP = frozenset({"model.position_embeddings.weight"})
-"""Matrices that are never multiplied: to round them gains nothing."""
+KEPT = ("model.position_embeddings.weight", ".mlp.gate.weight", ".shared_expert_gate.weight")
+"""Ends of the names of matrices that are never rounded: one is only looked up, and to round the
+others would change which experts are chosen."""
 
 
 class TensorSource(Protocol):
@@ -128,7 +129,7 @@ class Packing:
                     kernels=self.kernels,
                 )
         own: WeightFormat = "float32" if dtype == torch.float32 else "bfloat16"
-        chosen = own if self.quantize is None or source.name in LOOKED_UP else self.quantize
+        chosen = own if self.quantize is None or source.name.endswith(KEPT) else self.quantize
         return PackedLinear.from_float(
             source.load(dtype), weight_format=chosen, kernels=self.kernels
         )
@@ -164,6 +165,7 @@ def load_model(
     device: str = "auto",
     kernels: NativeKernels | None = None,
     quantize: Quantization | None = None,
+    context: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Read a GGUF file, or a folder in Hugging Face layout.
@@ -176,6 +178,8 @@ def load_model(
         device: As for `choose_device`; where the weights are quantised, auto is the CPU.
         kernels: What runs the model on a CPU; None is torch.
         quantize: Round the matrices to groups of 8 or 4 bits; needs kernels.
+        context: The longest sequence to be run, if it is less than the model's context; it
+            decides between rotary factors for short and for long sequences.
         progress: Told how far the loading is.
 
     Raises:
@@ -183,9 +187,10 @@ def load_model(
     """
     checkpoint = open_checkpoint(path)
     sources = {source.name: source for source in checkpoint.sources()}
-    resolved = _resolve_dtype(dtype, checkpoint.config, sources)
+    config = checkpoint.config if context is None else checkpoint.config.limited_to(context)
+    resolved = _resolve_dtype(dtype, config, sources)
     with torch.device("meta"):
-        model = Transformer(checkpoint.config, dtype=resolved)
+        model = Transformer(config, dtype=resolved)
     _check_fit(model, sources)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     if quantize and device == "auto":
@@ -212,7 +217,7 @@ def load_model(
         path=path,
         model=model.eval(),
         native=native,
-        config=checkpoint.config,
+        config=config,
         tokenizer=tokenizer,
         chat_template=chat_template,
         eos_token_ids=checkpoint.eos_token_ids.union(own_end),

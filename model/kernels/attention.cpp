@@ -72,9 +72,19 @@ void merge_rows(int64_t rows, int64_t width, const float* o, const float* max, c
   }
 }
 
-void write_out(const float* total, float sum, int64_t head_size, float* out) {
+// The values of a row over the sum of its weights, in which a sink takes part.
+void write_out(const AttentionCall& call, const float* total, float max, float sum, int64_t token,
+               int64_t head) {
+  const int64_t head_size = call.cache->head_size;
+  float* out = call.out + token * call.out_stride + head * head_size;
+  F divisor = set1(sum), factor = set1(1.0f);
+  if (call.sinks) {
+    const MergeFactors f = merge_factors(set1(max), set1(call.sinks[head] * kLog2E));
+    divisor = fma(divisor, f.old_factor, f.new_factor);
+    factor = f.old_factor;
+  }
   for (int64_t d = 0; d < head_size; d += W)
-    store_upto(out + d, load(total + d) / set1(sum), head_size - d);
+    store_upto(out + d, load(total + d) * factor / divisor, head_size - d);
 }
 
 int64_t partial_width(int64_t head_size) { return padded(head_size) + 16; }
@@ -98,9 +108,8 @@ class ItemRun {
       run_split(state, split);
     if (item_.partial >= 0) return;
     for (int64_t row = 0; row < rows(); ++row)
-      write_out(state.total + row * width_, state.total_sum[row], cache_.head_size,
-                call_.out + (item_.token_begin + row / group_) * call_.out_stride +
-                    (head_ * group_ + row % group_) * cache_.head_size);
+      write_out(call_, state.total + row * width_, state.total_max[row], state.total_sum[row],
+                item_.token_begin + row / group_, head_ * group_ + row % group_);
   }
 
  private:
@@ -137,6 +146,7 @@ class ItemRun {
     for (int64_t token = 0; token < tokens(); token += step) {
       const AttentionBlock block{std::min(step, tokens() - token), group_, cache_.head_size,
                                  item_.position + token - split * kSplitKeys, window_,
+                                 call_.cap * kLog2E,
                                  state.q + token * group_ * width_, state.p, state.o, state.max,
                                  state.sum};
       attend(block, source);
@@ -179,8 +189,7 @@ void run_merge(const AttentionCall& call, const MergeItem& item, int64_t head,
                            (item.partial + split * item.stride + head) * partial_width(head_size);
     merge_rows(1, width, partial + 16, partial, partial + 1, total, &total_max, &total_sum);
   }
-  write_out(total, total_sum, head_size,
-            call.out + item.token * call.out_stride + head * head_size);
+  write_out(call, total, total_max, total_sum, item.token, head);
 }
 
 }  // namespace
@@ -218,12 +227,12 @@ void run_attention(ThreadPool& pool, const AttentionPlan& plan, AttentionScratch
 using namespace kvserve;
 
 void kv_attention(kv_pool* pool, const kv_cache_layer* cache, const kv_batch* batch,
-                  const float* q, int64_t q_stride, int64_t heads, float scale, int64_t window,
-                  float* out, int64_t out_stride) {
+                  const float* q, int64_t q_stride, int64_t heads, float scale, float cap,
+                  const float* sinks, int64_t window, float* out, int64_t out_stride) {
   PoolCall call(pool);
   AttentionPlan plan;
   AttentionScratch scratch;
   plan.build(*batch, heads, cache->kv_heads, window);
   run_attention(*call, plan, scratch,
-                {cache, batch, q, q_stride, heads, scale, out, out_stride});
+                {cache, batch, q, q_stride, heads, scale, cap, sinks, out, out_stride});
 }

@@ -35,6 +35,8 @@ struct AttentionCall {
   int64_t q_stride;
   int64_t heads;
   float scale;
+  float cap;           // 0: none
+  const float* sinks;  // null: none
   float* out;
   int64_t out_stride;
 };

@@ -103,6 +103,13 @@ KV_INLINE F hide(F score, int64_t vector, Range range) {
   return seen ? score : set1(kMinusInfinity);
 }
 
+// Turns a row's scores s into cap tanh(s / cap).
+void cap_scores(float* p, Range range, float cap) {
+  const F inverse = set1(1.0f / cap);
+  for (int64_t v = range.begin / W; v <= (range.end - 1) / W; ++v)
+    store(p + v * W, tanh(load(p + v * W) * inverse) * set1(cap));
+}
+
 // The largest score that a row sees, the others hidden.
 float find_largest(float* p, Range range) {
   const int64_t first = range.begin / W, last = (range.end - 1) / W;
@@ -130,6 +137,8 @@ float weigh_row(float* p, Range range, float largest) {
 void weigh(const AttentionBlock& block) {
   for (int64_t row = 0; row < block.rows(); ++row) {
     const Range range = block.range_of(row / block.group);
+    if (block.cap > 0.0f && !range.empty())
+      cap_scores(block.p + row * kSplitKeys, range, block.cap);
     block.max[row] =
         range.empty() ? kMinusInfinity : find_largest(block.p + row * kSplitKeys, range);
   }

@@ -20,6 +20,7 @@ struct AttentionBlock {
   int64_t tokens, group, head_size;
   int64_t position;  // of the first token, counted from the split's first key
   int64_t window;
+  float cap;         // soft cap of the scores, times log2(e) as they are; 0: none
   const float* q;    // (rows, width): scaled, and by log2(e) too
   float* p;          // (rows, kSplitKeys): scratch
   float* o;          // (rows, width): weighted values, not yet divided by their sum

@@ -64,6 +64,13 @@ void activate(Activation act, const float* gate, const float* up, int64_t width,
     store_upto(out + i, y, n);
   }
 }
+
+void activate_clamped(const float* gate, const float* up, int64_t width, float* out) {
+  for (int64_t i = 0; i < width; i += W) {
+    const int64_t n = width - i;
+    store_upto(out + i, clamped_swiglu(load_upto(gate + i, n), load_upto(up + i, n)), n);
+  }
+}
 }  // namespace
 
 void activation_row(int32_t activation, const float* gate, const float* up, int64_t width,
@@ -71,6 +78,7 @@ void activation_row(int32_t activation, const float* gate, const float* up, int6
   switch (activation) {
     case KV_SILU: return activate([](F x) { return silu(x); }, gate, up, width, out);
     case KV_GELU_TANH: return activate([](F x) { return gelu_tanh(x); }, gate, up, width, out);
+    case KV_CLAMPED_SWIGLU: return activate_clamped(gate, up, width, out);
     default: return activate([](F x) { return gelu_erf(x); }, gate, up, width, out);
   }
 }

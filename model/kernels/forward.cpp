@@ -11,23 +11,17 @@
 #include "attention.h"
 #include "buffer.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "linear.h"
 #include "linear_input.h"
 #include "matrix.h"
 #include "pool_handle.h"
+#include "rows.h"
 #include "simd.h"
+#include "vmath.h"
 
 namespace kvserve {
 namespace {
-
-// Enough values in a piece that handing it out does not cost more than the piece.
-template <class Body>
-void run_rows(ThreadPool& pool, int64_t rows, int64_t width, Body body) {
-  const int64_t step = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
-  pool.run(ceil_div(rows, step), [&](int64_t piece, int) {
-    for (int64_t r = piece * step; r < std::min(rows, (piece + 1) * step); ++r) body(r);
-  });
-}
 
 // The first thing wrong with a step's indices, numbered as in kvserve.h; 0 if nothing is.
 int32_t check_step(const kv_model_spec& spec, const kv_step& step) {
@@ -57,6 +51,24 @@ void add_row(float* x, const float* y, int64_t width) {
     store_upto(x + i, load_upto(x + i, width - i) + load_upto(y + i, width - i), width - i);
 }
 
+// x += factor * y
+void add_scaled_row(float* x, const float* y, float factor, int64_t width) {
+  for (int64_t i = 0; i < width; i += W) {
+    const int64_t n = width - i;
+    store_upto(x + i, fma(load_upto(y + i, n), set1(factor), load_upto(x + i, n)), n);
+  }
+}
+
+// Factor and soft cap of some logits.
+void finish_logits(float* x, float factor, float cap, int64_t width) {
+  for (int64_t i = 0; i < width; i += W) {
+    const int64_t n = width - i;
+    F y = load_upto(x + i, n) * set1(factor);
+    if (cap > 0.0f) y = tanh(y / set1(cap)) * set1(cap);
+    store_upto(x + i, y, n);
+  }
+}
+
 }  // namespace
 }  // namespace kvserve
 
@@ -78,18 +90,24 @@ struct kv_model {
   const AttentionPlan& plan_for(int64_t window) const;
   void embed(ThreadPool& pool, const kv_step& step, float* x);
   void attend(ThreadPool& pool, const kv_step& step, int64_t index, float* x);
-  void run_mlp(ThreadPool& pool, int64_t tokens, int64_t index, float* x);
+  void run_mlp(ThreadPool& pool, int64_t tokens, const kv_layer& layer, float* x);
   void place_heads(const kv_step& step, const kv_layer& layer, const kv_cache_layer& cache,
                    int64_t row, float* qkv);
   void norm_row(const kv_norm& norm, const float* x, float* out) const;
-  // The residual's own norm, if any, then the norm before the next product.
-  void finish_block(ThreadPool& pool, int64_t tokens, const kv_norm& out_norm,
-                    const kv_norm& next_norm, Forms forms, float* x);
+  // Whether the last product of a block adds to the residual by itself.
+  bool adds_directly(const kv_norm& out_norm) const {
+    return !out_norm.weight && spec.residual_scale == 1.0;
+  }
+  // Adds what was left in `added`, if anything, after its norm; then readies the rows for the next
+  // product, if there is one (`next`), after the norm before it.
+  void finish_block(ThreadPool& pool, int64_t tokens, const kv_norm* out_norm,
+                    const kv_norm* next, Forms forms, float* x);
 
   std::vector<kv_layer> layers;
   std::vector<kv_rotary_spec> rotaries;
   std::vector<AttentionPlan> plans;  // one per window length
   AttentionScratch scratch;
+  ExpertsRun experts_run;
   LinearInput normed, attended, activated, final_rows;
   Buffer qkv_memory, added_memory, hidden_memory, angle_memory;
   float *added = nullptr, *angles = nullptr;  // angles: (rotaries, tokens, cosines then sines)
@@ -134,25 +152,29 @@ void kv_model::embed(ThreadPool& pool, const kv_step& step, float* x) {
     }
     for (size_t i = 0; i < rotaries.size(); ++i) {
       float* at = angles + (static_cast<int64_t>(i) * step.tokens + r) * 2 * half;
-      rotary_angles(step.positions[r], rotaries[i].frequencies, half,
+      rotary_angles(step.positions[r], rotaries[i].frequencies, rotaries[i].count,
                     static_cast<float>(rotaries[i].magnitude), at, at + half);
     }
   });
 }
 
-void kv_model::finish_block(ThreadPool& pool, int64_t tokens, const kv_norm& out_norm,
-                            const kv_norm& next_norm, Forms forms, float* x) {
+void kv_model::finish_block(ThreadPool& pool, int64_t tokens, const kv_norm* out_norm,
+                            const kv_norm* next, Forms forms, float* x) {
   const int64_t width = spec.hidden_size;
-  normed.prepare(tokens, width, forms);
+  const float residual_scale = static_cast<float>(spec.residual_scale);
+  if (next) normed.prepare(tokens, width, forms);
   run_rows(pool, tokens, width, [&](int64_t r) {
-    if (out_norm.weight) {
-      norm_row(out_norm, added + r * width, added + r * width);
-      add_row(x + r * width, added + r * width, width);
+    float* row = x + r * width;
+    if (out_norm) {
+      float* own = added + r * width;
+      if (out_norm->weight) norm_row(*out_norm, own, own);
+      if (residual_scale == 1.0f) add_row(row, own, width);
+      else add_scaled_row(row, own, residual_scale, width);
     }
-    if (next_norm.weight) {
-      norm_row(next_norm, x + r * width, normed.row(r));
-      normed.finish_row(r);
-    }
+    if (!next) return;
+    if (next->weight) norm_row(*next, row, normed.row(r));
+    else std::copy_n(row, width, normed.row(r));
+    normed.finish_row(r);
   });
 }
 
@@ -160,16 +182,22 @@ void kv_model::place_heads(const kv_step& step, const kv_layer& layer,
                            const kv_cache_layer& cache, int64_t row, float* qkv) {
   const int64_t head_size = spec.head_size, half = head_size / 2;
   const float epsilon = static_cast<float>(spec.norm_epsilon);
+  const int64_t turned = layer.rotary < 0 ? 0 : rotaries[layer.rotary].count;
   prefetch_cache_row(cache, step.slots[row]);
   const float* cosines =
       layer.rotary < 0 ? nullptr : angles + (layer.rotary * step.tokens + row) * 2 * half;
+  float* k = qkv + spec.heads * head_size;
+  const bool of_heads = layer.q_norm.weight && !spec.normalises_rows;
+  if (layer.q_norm.weight && spec.normalises_rows) {
+    rms_norm_row(qkv, layer.q_norm.weight, spec.heads * head_size, epsilon, qkv);
+    rms_norm_row(k, layer.k_norm.weight, spec.kv_heads * head_size, epsilon, k);
+  }
   for (int64_t h = 0; h < spec.heads + spec.kv_heads; ++h) {
     float* head = qkv + h * head_size;
-    const kv_norm& norm = h < spec.heads ? layer.q_head : layer.k_head;
-    if (norm.weight) rms_norm_row(head, norm.weight, head_size, epsilon, head);
-    if (cosines) rotate_head(head, half, cosines, cosines + half);
+    const kv_norm& norm = h < spec.heads ? layer.q_norm : layer.k_norm;
+    if (of_heads) rms_norm_row(head, norm.weight, head_size, epsilon, head);
+    if (cosines) rotate_head(head, turned, cosines, cosines + half);
   }
-  const float* k = qkv + spec.heads * head_size;
   cache_write_row(cache, k, k + spec.kv_heads * head_size, step.slots[row]);
 }
 
@@ -192,51 +220,62 @@ void kv_model::attend(ThreadPool& pool, const kv_step& step, int64_t index, floa
   attended.prepare(tokens, q_width, Forms(layer.o));
   run_attention(pool, plan_for(layer.window), scratch,
                 {&cache, &step.batch, qkv, stride, spec.heads,
-                 static_cast<float>(spec.attention_scale), attended.floats(), q_width});
+                 static_cast<float>(spec.attention_scale), static_cast<float>(spec.attention_cap),
+                 layer.sinks, attended.floats(), q_width});
   if (attended.is_rounded())
     run_rows(pool, tokens, q_width, [&](int64_t r) { attended.finish_row(r); });
-  const bool direct = !layer.attention_out.weight;
+  const bool direct = adds_directly(layer.attention_out);
   const LinearJob out{&layer.o, &attended, direct ? x : added, spec.hidden_size, direct};
   run_linear(pool, &out, 1, tokens);
 }
 
-void kv_model::run_mlp(ThreadPool& pool, int64_t tokens, int64_t index, float* x) {
-  const kv_layer& layer = layers[index];
+void kv_model::run_mlp(ThreadPool& pool, int64_t tokens, const kv_layer& layer, float* x) {
+  const kv_mlp& mlp = layer.mlp;
   const int64_t width = spec.intermediate_size;
-  const bool gated = layer.gate.data != nullptr;
+  const bool gated = mlp.gate.data != nullptr;
   const int64_t stride = gated ? 2 * width : width;
   float* inner = hidden_memory.reserve(tokens * stride);
   float* up = gated ? inner + width : inner;
-  LinearJob jobs[2] = {{&layer.up, &normed, up, stride, false}};
-  if (gated) jobs[1] = {&layer.gate, &normed, inner, stride, false};
+  LinearJob jobs[2] = {{&mlp.up, &normed, up, stride, false}};
+  if (gated) jobs[1] = {&mlp.gate, &normed, inner, stride, false};
   run_linear(pool, jobs, gated ? 2 : 1, tokens);
-  activated.prepare(tokens, width, Forms(layer.down));
+  activated.prepare(tokens, width, Forms(mlp.down));
   run_rows(pool, tokens, 2 * width, [&](int64_t r) {
     activation_row(spec.activation, inner + r * stride, gated ? up + r * stride : nullptr, width,
                    activated.row(r));
     activated.finish_row(r);
   });
-  const bool direct = !layer.mlp_out.weight;
-  const LinearJob out{&layer.down, &activated, direct ? x : added, spec.hidden_size, direct};
+  const bool direct = adds_directly(layer.mlp_out);
+  const LinearJob out{&mlp.down, &activated, direct ? x : added, spec.hidden_size, direct};
   run_linear(pool, &out, 1, tokens);
 }
 
 void kv_model::forward(ThreadPool& pool, const kv_step& step, float* x) {
-  const kv_norm none{};
+  const auto attention_forms = [](const kv_layer& l) { return Forms(l.q, l.k, l.v); };
+  const auto mlp_forms = [](const kv_layer& l) {
+    return l.experts ? expert_forms(*l.experts) : Forms(l.mlp.up, l.mlp.gate);
+  };
+  // The norm of what is in `added`; null if the product has added it.
+  const auto left = [&](const kv_norm& norm) { return adds_directly(norm) ? nullptr : &norm; };
   added = added_memory.reserve(step.tokens * spec.hidden_size);
   plan(step);
   embed(pool, step, x);
-  const auto attention_forms = [](const kv_layer& l) { return Forms(l.q, l.k, l.v); };
-  finish_block(pool, step.tokens, none, layers[0].input, attention_forms(layers[0]), x);
-  for (int64_t i = 0; i < static_cast<int64_t>(layers.size()); ++i) {
+  finish_block(pool, step.tokens, nullptr, &layers[0].input, attention_forms(layers[0]), x);
+  for (size_t i = 0; i < layers.size(); ++i) {
     const kv_layer& layer = layers[i];
-    attend(pool, step, i, x);
-    finish_block(pool, step.tokens, layer.attention_out, layer.mlp, Forms(layer.up, layer.gate), x);
-    run_mlp(pool, step.tokens, i, x);
-    const bool last = i + 1 == static_cast<int64_t>(layers.size());
-    if (!last || layer.mlp_out.weight)
-      finish_block(pool, step.tokens, layer.mlp_out, last ? none : layers[i + 1].input,
-                   last ? Forms() : attention_forms(layers[i + 1]), x);
+    const kv_layer* next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
+    attend(pool, step, static_cast<int64_t>(i), x);
+    finish_block(pool, step.tokens, left(layer.attention_out), &layer.before_mlp,
+                 mlp_forms(layer), x);
+    if (layer.experts)
+      experts_run.run(pool, *layer.experts, spec.activation, normed, step.tokens,
+                      spec.hidden_size, added);
+    else
+      run_mlp(pool, step.tokens, layer, x);
+    const kv_norm* mlp_left = layer.experts ? &layer.mlp_out : left(layer.mlp_out);
+    if (next || mlp_left)
+      finish_block(pool, step.tokens, mlp_left, next ? &next->input : nullptr,
+                   next ? attention_forms(*next) : Forms(), x);
   }
 }
 
@@ -246,8 +285,17 @@ void kv_model::logits(ThreadPool& pool, const float* hidden, int64_t rows, float
     norm_row(spec.final, hidden + r * spec.hidden_size, final_rows.row(r));
     final_rows.finish_row(r);
   });
-  const LinearJob job{&spec.output, &final_rows, out, spec.output.out_features, false};
+  const int64_t width = spec.output.out_features;
+  const LinearJob job{&spec.output, &final_rows, out, width, false};
   run_linear(pool, &job, 1, rows);
+  if (spec.logit_scale == 1.0 && spec.logit_cap == 0.0) return;
+  constexpr int64_t kStretch = 4096;
+  const int64_t stretches = ceil_div(width, kStretch);
+  pool.run(rows * stretches, [&](int64_t piece, int) {
+    const int64_t begin = piece % stretches * kStretch;
+    finish_logits(out + piece / stretches * width + begin, static_cast<float>(spec.logit_scale),
+                  static_cast<float>(spec.logit_cap), std::min(kStretch, width - begin));
+  });
 }
 
 kv_model* kv_model_create(const kv_model_spec* spec) { return new kv_model(*spec); }

@@ -62,7 +62,8 @@ typedef struct {
   int64_t max_blocks;
 } kv_batch;
 
-enum { KV_SILU = 0, KV_GELU_TANH = 1, KV_GELU_ERF = 2 };
+// KV_CLAMPED_SWIGLU: g sigmoid(1.702 g) (u + 1) of a gate g up to 7 and u within +-7.
+enum { KV_SILU = 0, KV_GELU_TANH = 1, KV_GELU_ERF = 2, KV_CLAMPED_SWIGLU = 3 };
 
 // ---- about the library ----
 KV_EXPORT int32_t kv_abi_version(void);
@@ -116,10 +117,12 @@ KV_EXPORT void kv_cache_write(kv_pool* pool, const kv_cache_layer* cache, const 
                               const float* v, int64_t rows, int64_t row_stride,
                               const int64_t* slots);
 // out (rows, heads, head_size) = softmax(scale q k^T) v over the keys each token sees, or the last
-// `window` of them if window > 0.
+// `window` of them if window > 0.  With cap > 0 a score s becomes cap tanh(s / cap); `sinks` (heads),
+// or null, are scores that take part in the softmax and add no value.
 KV_EXPORT void kv_attention(kv_pool* pool, const kv_cache_layer* cache, const kv_batch* batch,
                             const float* q, int64_t q_stride, int64_t heads, float scale,
-                            int64_t window, float* out, int64_t out_stride);
+                            float cap, const float* sinks, int64_t window, float* out,
+                            int64_t out_stride);
 
 // ---- choosing tokens ----
 
@@ -167,18 +170,35 @@ typedef struct {
 } kv_norm;
 
 typedef struct {
+  kv_matrix gate, up, down;  // gate.data null: no gate
+} kv_mlp;
+
+// A mixture of experts: each row passes those `per_token` that its router scores highest.
+typedef struct {
+  kv_matrix router, shared_gate;  // float32; (count, hidden) and, if there is `shared`, (1, hidden)
+  const kv_mlp* experts;
+  kv_mlp shared;                  // every row passes it, scaled by sigmoid(shared_gate); data null:
+                                  // none
+  int64_t count, per_token, intermediate_size, shared_intermediate_size;
+  int32_t renormalises;           // the softmax is taken over the chosen ones alone
+  int32_t reserved;
+} kv_experts;
+
+typedef struct {
   kv_matrix q, k, v, o;
-  kv_matrix gate;              // data null: the MLP has no gate
-  kv_matrix up, down;
-  kv_norm input, mlp;          // before attention and MLP
+  kv_mlp mlp;
+  const kv_experts* experts;   // instead of the MLP; null: none
+  kv_norm input, before_mlp;   // before attention and MLP; null in some families
   kv_norm attention_out, mlp_out;  // of what they add, in some families
-  kv_norm q_head, k_head;      // of each query and key head, in some families
+  kv_norm q_norm, k_norm;      // of queries and keys, in some families
+  const float* sinks;          // (heads), see kv_attention; null: none
   int64_t window;              // keys a query sees, itself included; 0: all
   int64_t rotary;              // index into kv_model_spec.rotaries; -1: none
 } kv_layer;
 
 typedef struct {
-  const float* frequencies;  // head_size / 2 angles per position
+  const float* frequencies;  // angles per position
+  int64_t count;             // of them: so many pairs (i, i + count) of each head are turned
   double magnitude;          // factor of cosines and sines
 } kv_rotary_spec;
 
@@ -190,9 +210,12 @@ typedef struct {
   kv_matrix embedding, output;
   kv_matrix position_embedding;  // data null: none
   kv_norm final;
-  double norm_epsilon, attention_scale, embedding_scale;
+  double norm_epsilon, attention_scale, embedding_scale, residual_scale, logit_scale;
+  double attention_cap, logit_cap;  // 0: none
   int32_t is_layer_norm;
+  int32_t normalises_rows;  // q_norm and k_norm are of whole rows, not of each head
   int32_t activation;
+  int32_t reserved;
 } kv_model_spec;
 
 // One step's flat ragged batch, and the pool it writes to and reads from.

@@ -28,12 +28,21 @@ const int64_t kLayouts[] = {
 
     sizeof(kv_norm), AT(kv_norm, weight), AT(kv_norm, bias),
 
-    sizeof(kv_layer), AT(kv_layer, q), AT(kv_layer, k), AT(kv_layer, v), AT(kv_layer, o),
-    AT(kv_layer, gate), AT(kv_layer, up), AT(kv_layer, down), AT(kv_layer, input),
-    AT(kv_layer, mlp), AT(kv_layer, attention_out), AT(kv_layer, mlp_out), AT(kv_layer, q_head),
-    AT(kv_layer, k_head), AT(kv_layer, window), AT(kv_layer, rotary),
+    sizeof(kv_mlp), AT(kv_mlp, gate), AT(kv_mlp, up), AT(kv_mlp, down),
 
-    sizeof(kv_rotary_spec), AT(kv_rotary_spec, frequencies), AT(kv_rotary_spec, magnitude),
+    sizeof(kv_experts), AT(kv_experts, router), AT(kv_experts, shared_gate),
+    AT(kv_experts, experts), AT(kv_experts, shared), AT(kv_experts, count),
+    AT(kv_experts, per_token), AT(kv_experts, intermediate_size),
+    AT(kv_experts, shared_intermediate_size), AT(kv_experts, renormalises),
+    AT(kv_experts, reserved),
+
+    sizeof(kv_layer), AT(kv_layer, q), AT(kv_layer, k), AT(kv_layer, v), AT(kv_layer, o),
+    AT(kv_layer, mlp), AT(kv_layer, experts), AT(kv_layer, input), AT(kv_layer, before_mlp),
+    AT(kv_layer, attention_out), AT(kv_layer, mlp_out), AT(kv_layer, q_norm),
+    AT(kv_layer, k_norm), AT(kv_layer, sinks), AT(kv_layer, window), AT(kv_layer, rotary),
+
+    sizeof(kv_rotary_spec), AT(kv_rotary_spec, frequencies), AT(kv_rotary_spec, count),
+    AT(kv_rotary_spec, magnitude),
 
     sizeof(kv_model_spec), AT(kv_model_spec, hidden_size), AT(kv_model_spec, intermediate_size),
     AT(kv_model_spec, heads), AT(kv_model_spec, kv_heads), AT(kv_model_spec, head_size),
@@ -41,8 +50,11 @@ const int64_t kLayouts[] = {
     AT(kv_model_spec, rotaries), AT(kv_model_spec, embedding), AT(kv_model_spec, output),
     AT(kv_model_spec, position_embedding), AT(kv_model_spec, final),
     AT(kv_model_spec, norm_epsilon), AT(kv_model_spec, attention_scale),
-    AT(kv_model_spec, embedding_scale), AT(kv_model_spec, is_layer_norm),
-    AT(kv_model_spec, activation),
+    AT(kv_model_spec, embedding_scale), AT(kv_model_spec, residual_scale),
+    AT(kv_model_spec, logit_scale), AT(kv_model_spec, attention_cap),
+    AT(kv_model_spec, logit_cap), AT(kv_model_spec, is_layer_norm),
+    AT(kv_model_spec, normalises_rows), AT(kv_model_spec, activation),
+    AT(kv_model_spec, reserved),
 
     sizeof(kv_step), AT(kv_step, tokens), AT(kv_step, input_ids), AT(kv_step, positions),
     AT(kv_step, slots), AT(kv_step, batch), AT(kv_step, first_layer), AT(kv_step, layer_bytes),

@@ -2,6 +2,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "pool_handle.h"
 #include "tile.h"
@@ -116,7 +117,60 @@ class Cut {
   int64_t panels_[kMaxJobs], first_[kMaxJobs];  // of a piece; of the job's pieces
 };
 
+// The same for any number of jobs that each have rows of their own.
+class GroupedCut {
+ public:
+  GroupedCut(const GroupedJob* jobs, int64_t job_count) : jobs_(jobs) {
+    parts_.reserve(job_count);
+    for (int64_t j = 0; j < job_count; ++j) {
+      const kv_matrix& m = *jobs[j].job.matrix;
+      const FormatTiles& tiles = tiles_of(m.format);
+      const int64_t rows = jobs[j].row_end - jobs[j].row_begin, height = tiles.usual.height;
+      const int64_t even = ceil_div(rows, ceil_div(rows, tiles.row_block));
+      Part part{};
+      part.first = count_;
+      part.layout = layout_of(m.format, m.out_features, m.in_features);
+      part.block_rows = std::min(tiles.row_block, ceil_div(even, height) * height);
+      const int64_t unit = tiles.best(std::min(rows, part.block_rows)).panels;
+      const int64_t bytes = std::max<int64_t>(1, unit * part.layout.panel_bytes);
+      part.panels = std::max<int64_t>(1, kPieceBytes / bytes) * unit;
+      part.per_block = ceil_div(part.layout.panels, part.panels);
+      count_ += part.per_block * ceil_div(rows, part.block_rows);
+      parts_.push_back(part);
+    }
+  }
+  int64_t count() const { return count_; }
+  Piece piece(int64_t index) const {
+    const auto after = std::upper_bound(parts_.begin(), parts_.end(), index,
+                                        [](int64_t i, const Part& p) { return i < p.first; });
+    const Part& part = *(after - 1);
+    const GroupedJob& job = jobs_[after - 1 - parts_.begin()];
+    const int64_t block = (index - part.first) / part.per_block;
+    const int64_t panel = (index - part.first) % part.per_block * part.panels;
+    const int64_t row = job.row_begin + block * part.block_rows;
+    return {&job.job, &part.layout, panel, std::min(part.layout.panels, panel + part.panels),
+            row, std::min(job.row_end, row + part.block_rows)};
+  }
+
+ private:
+  struct Part {
+    int64_t first;  // of its pieces
+    Layout layout;
+    int64_t panels, per_block, block_rows;
+  };
+  const GroupedJob* jobs_;
+  std::vector<Part> parts_;
+  int64_t count_ = 0;
+};
+
 }  // namespace
+
+void run_grouped_linear(ThreadPool& pool, const GroupedJob* jobs, int64_t job_count) {
+  const GroupedCut cut(jobs, job_count);
+  pool.run(cut.count(), [&](int64_t index, int) {
+    run_piece(cut.piece(index), cut.piece(std::min(index + pool.size(), cut.count() - 1)));
+  });
+}
 
 void run_linear(ThreadPool& pool, const LinearJob* jobs, int job_count, int64_t rows) {
   const Cut cut(jobs, job_count, rows);

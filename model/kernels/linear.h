@@ -24,7 +24,14 @@ struct LinearJob {
   bool accumulate;  // add to `out`
 };
 
+// A job over some of the rows of its input and output.
+struct GroupedJob {
+  LinearJob job;
+  int64_t row_begin, row_end;
+};
+
 // All jobs in one phase of the pool.
+void run_grouped_linear(ThreadPool& pool, const GroupedJob* jobs, int64_t job_count);
 void run_linear(ThreadPool& pool, const LinearJob* jobs, int job_count, int64_t rows);
 
 }  // namespace kvserve

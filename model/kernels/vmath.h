@@ -1,4 +1,4 @@
-// exp, erf and the activations made of them, for vectors.
+// exp, tanh, erf and the activations made of them, for vectors.
 //
 // Responsible for: results that are the same bits for the same input in every lane, tail or body,
 // which a library's scalar and vector versions do not promise.  Within 2 ulp of the true value
@@ -50,12 +50,29 @@ KV_INLINE F times_sigmoid(F x, F y) {
   return x * reciprocal(set1(1.0f) + exp(min(-y, set1(87.0f))));
 }
 
+// The hyperbolic tangent, within 2^-23 absolute.
+KV_INLINE F tanh(F x) {
+  const F t = exp(abs(x) * set1(-2.0f));
+  const F magnitude = (set1(1.0f) - t) / (set1(1.0f) + t);
+  return (F)((I)magnitude | ((I)x & set1(int32_t(0x80000000u))));
+}
+
 KV_INLINE F silu(F x) { return times_sigmoid(x, x); }
 
 // 0.5 x (1 + tanh u) is x * sigmoid(2 u), which has no cancellation for negative u.
 KV_INLINE F gelu_tanh(F x) {
   const F cubic = fma(x * x * x, set1(0.044715f), x);
   return times_sigmoid(x, cubic * set1(2 * 0.7978845608028654f));
+}
+
+// A gated activation: g sigmoid(1.702 g) (u + 1) of a gate g up to 7 and u within +-7.
+KV_INLINE F clamped_swiglu(F gate, F up) {
+  // Written so that what is not a number stays so: min and max may drop it.
+  const F limit = set1(7.0f);
+  const F g = gate > limit ? limit : gate;
+  const F bounded = up > limit ? limit : up;
+  const F u = bounded < -limit ? -limit : bounded;
+  return times_sigmoid(g, g * set1(1.702f)) * (u + set1(1.0f));
 }
 
 KV_INLINE F erf(F x) {

@@ -30,6 +30,8 @@ class FakeBackend:
         *,
         scale: float,
         window: int | None,
+        cap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         self.calls.append((scale, window))
         means = []

@@ -319,7 +319,7 @@ def layer_config(**changes: Any) -> ModelConfig:
         "attention_scale": 0.3,
         "qkv_bias": True,
         "output_bias": True,
-        "qk_norm": True,
+        "qk_norm": "head",
     }
     return ModelConfig(**fields | changes)
 

@@ -105,8 +105,8 @@ def test_frequency_factors_divide() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rope_type": "longrope"}, "rope_scaling.rope_type is 'longrope'; expected one of"),
-        ({"type": "su"}, "rope_scaling.type is 'su'"),
+        ({"rope_type": "longrope"}, "rope_scaling.long_factor is missing"),
+        ({"type": "su"}, "rope_scaling.long_factor is missing"),
         ({"rope_type": "linear"}, "rope_scaling.factor is missing"),
         ({"rope_type": "linear", "factor": 0}, "rope_scaling.factor is 0"),
         ({"rope_type": "llama3", "factor": 2.0}, "rope_scaling.low_freq_factor is missing"),

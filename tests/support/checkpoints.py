@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from family_case import case_of, family_cases
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -134,6 +135,8 @@ def _random_configs() -> dict[str, PretrainedConfig]:
             eos_token_id=END,
         ),
     }
+    for case in family_cases():
+        configs |= case.make(shape)
     for kind, scaling in scalings.items():
         rope = {"rope_type": kind, "rope_theta": 10000.0} | scaling
         # What the dynamic kind calls original is the context itself.
@@ -143,6 +146,10 @@ def _random_configs() -> dict[str, PretrainedConfig]:
 
 
 RANDOM_CONFIGS = _random_configs()
+CASE_CONFIGS = {
+    name: config for name, config in RANDOM_CONFIGS.items() if case_of(config) is not None
+}
+"""Those of the families that have a file in family_cases."""
 NAMES = ("script-gpt2", *RANDOM_CONFIGS)
 
 
@@ -266,7 +273,7 @@ def random_model(config: PretrainedConfig) -> PreTrainedModel:
             elif name.endswith("bias"):
                 parameter.copy_(noise / 2)
             else:
-                parameter.fill_(0 if config.model_type == "gemma3_text" else 1)
+                parameter.fill_(0 if config.model_type.startswith("gemma") else 1)
                 parameter.add_(noise / 10)
     model.tie_weights()
     return model.eval()

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from checkpoints import BOS, END, VOCAB_SIZE
+from family_case import case_of
 from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -30,17 +31,27 @@ ARCHITECTURES = {
 }
 
 
-def write_twin(folder: Path, path: Path) -> Path:
-    """Write the checkpoint in `folder` as a GGUF file at `path`, which is returned."""
+def write_twin(folder: Path, path: Path, *, quantize: bool = False) -> Path:
+    """Write the checkpoint in `folder` as a GGUF file at `path`, which is returned.
+
+    With `quantize` its matrices are in Q8_0 blocks; of the families in family_cases only.
+    """
     config = AutoConfig.from_pretrained(folder)
-    arch = ARCHITECTURES[config.model_type]
+    case = case_of(config)
+    arch = case.arch if case else ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _add_shape(writer, config)
     _add_vocabulary(writer, folder)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    for name, weight in load_file(folder / "model.safetensors").items():
+    for name, weight in _folder_tensors(folder, config).items():
         written = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        writer.add_tensor(written, np.ascontiguousarray(_converted(name, weight, config)))
+        if quantize and weight.ndim > 1 and "gate_inp" not in written:
+            blocks = gguf.quantize(weight, gguf.GGMLQuantizationType.Q8_0)
+            writer.add_tensor(written, blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        else:
+            writer.add_tensor(written, weight)
+    if case:
+        case.add_fields(writer, config)
     if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _frequency_factors(config))
     writer.write_header_to_file()
@@ -48,6 +59,18 @@ def write_twin(folder: Path, path: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _folder_tensors(folder: Path, config: PretrainedConfig) -> dict[str, Array]:
+    """A folder's tensors as the conversion writes them, under the names of transformers."""
+    case = case_of(config)
+    tensors: dict[str, Array] = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if case:
+            tensors |= dict(case.convert(name, weight, config))
+        else:
+            tensors[name] = _converted(name, weight, config)
+    return {name: np.ascontiguousarray(weight) for name, weight in tensors.items()}
 
 
 def _add_shape(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:

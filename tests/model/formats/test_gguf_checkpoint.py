@@ -204,11 +204,11 @@ def test_surplus_tensor(twin: Path, tmp_path: Path) -> None:
     """A tensor that the architecture does not know is named, not ignored."""
 
     def edit(writer: gguf.GGUFWriter) -> None:
-        writer.add_tensor("blk.0.attn_q.bias", np.zeros(64, np.float32))
+        writer.add_tensor("blk.0.attn_q_norm.weight", np.zeros(16, np.float32))
         writer.add_tensor("blk.1.novelty.weight", np.zeros(64, np.float32))
 
     edited = _edited(twin, tmp_path / "edited.gguf", edit)
-    match = r"surplus model\.layers\.0\.self_attn\.q_proj\.bias, blk\.1\.novelty\.weight"
+    match = r"surplus model\.layers\.0\.self_attn\.q_norm\.weight, blk\.1\.novelty\.weight"
     with pytest.raises(CheckpointError, match=match):
         load_model(edited)
 

@@ -186,7 +186,9 @@ def test_what_is_not_supported_is_named(
 
 def test_unknown_architecture_is_refused() -> None:
     """An architecture that is not supported is named, with those that are."""
-    with pytest.raises(ConfigError, match="architecture is 'bert'; expected one of gemma3, gpt2"):
+    with pytest.raises(
+        ConfigError, match="architecture is 'bert'; expected one of gemma2, gemma3, gpt2"
+    ):
         read_gguf_config({"general.architecture": "bert"}, TIED)
 
 

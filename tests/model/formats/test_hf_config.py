@@ -186,7 +186,7 @@ def test_facts_of_each_family() -> None:
     assert not read["qwen2.5"].output_bias
     assert read["qwen2.5"].weights_dtype == "float32"
     assert read["qwen2-windowed"].windows == (None,) * 3 + (32,) * 5
-    assert read["qwen3"].qk_norm
+    assert read["qwen3"].qk_norm == "head"
     assert read["qwen3"].head_dim == 32
     gemma = read["gemma-3-1b"]
     assert gemma.windows == (32, 32, None, 32, 32, None, 32, 32)
@@ -223,7 +223,7 @@ def test_multimodal_gemma3_of_the_hub_leaves_most_fields_out() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("llama-3.2", {"model_type": "phi3"}, "model_type is 'phi3'; expected one of gemma3_text"),
+        ("llama-3.2", {"model_type": "mamba2"}, "model_type is 'mamba2'; expected one of gemma2"),
         ("llama-3.2", {"model_type": None}, "model_type is missing"),
         ("llama-3.2", {"hidden_act": "relu"}, "hidden_act is 'relu'; expected one of gelu"),
         ("llama-3.2", {"hidden_size": "64"}, "hidden_size is '64'; expected a whole number"),
