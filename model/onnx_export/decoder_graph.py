@@ -147,7 +147,7 @@ class DecoderGraph:
         graph, name = self._graph, f"model.layers.{layer}."
         normed = self._norm(x, f"{name}input_layernorm")
         attended, present = self._attention(normed, layer, past=past, bias=bias, table=table)
-        if self._config.sandwich_norms:
+        if self._config.norm_placement == "sandwich":
             attended = self._norm(attended, f"{name}post_attention_layernorm")
             x = graph.node("Add", x, attended)
             added = self._mlp(self._norm(x, f"{name}pre_feedforward_layernorm"), layer)

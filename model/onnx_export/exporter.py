@@ -49,7 +49,7 @@ KNOWN_FIELDS = frozenset(
         "output_bias",
         "mlp_bias",
         "qk_norm",
-        "sandwich_norms",
+        "norm_placement",
         "learned_positions",
         "tie_word_embeddings",
         "embedding_scale",
@@ -57,6 +57,8 @@ KNOWN_FIELDS = frozenset(
     }
 )
 """What the graph follows. A field that comes later is refused unless it has its default."""
+KNOWN_VALUES = {"qk_norm": (None, "head"), "norm_placement": ("pre", "sandwich")}
+"""What the graph follows of some of them."""
 
 
 def export_decoder(path: Path, folder: Path) -> None:
@@ -97,11 +99,17 @@ def check_exportable(config: ModelConfig) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
         default = field.default_factory() if callable(field.default_factory) else field.default
-        if field.name not in KNOWN_FIELDS and (default is MISSING or value != default):
+        known = value in KNOWN_VALUES.get(field.name, (value,)) and field.name in KNOWN_FIELDS
+        if not known and (default is MISSING or value != default):
             raise ExportError(
                 f"The {config.architecture} model has {field.name} = {value!r}, which the ONNX "
                 f"export does not support; it supports only {default!r}."
             )
+    if any(rotary and rotary.dimensions for rotary in config.rotaries):
+        raise ExportError(
+            f"The {config.architecture} model turns only some dimensions of each head by their "
+            "position, which the ONNX export does not support."
+        )
     if config.activation not in ACTIVATIONS:
         raise ExportError(
             f"The activation is {config.activation!r}; the ONNX export supports "

@@ -80,6 +80,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         device=config.device,
         kernels=kernels,
         quantize=config.quantize,
+        context=config.max_model_len,
         progress=progress,
     )
     if loaded.device.type == "cpu":

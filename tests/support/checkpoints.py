@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from family_case import case_of, family_cases
+from family_case import family_cases
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -85,20 +85,24 @@ def script_prompt(page: int) -> list[int]:
     return [ord("A")] * (PAGE_STRIDE * page + 1)
 
 
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": BOS,
+    "eos_token_id": END,
+    "pad_token_id": PAD,
+}
+"""Sizes that the random checkpoints have in common."""
+
+
 def _random_configs() -> dict[str, PretrainedConfig]:
     """Architecture and shape of every random checkpoint."""
-    shape: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "bos_token_id": BOS,
-        "eos_token_id": END,
-        "pad_token_id": PAD,
-    }
+    shape = SHAPE
     llama = shape | {"tie_word_embeddings": False}
     scalings: dict[str, dict[str, Any]] = {
         "linear": {"factor": 4.0},
@@ -135,8 +139,6 @@ def _random_configs() -> dict[str, PretrainedConfig]:
             eos_token_id=END,
         ),
     }
-    for case in family_cases():
-        configs |= case.make(shape)
     for kind, scaling in scalings.items():
         rope = {"rope_type": kind, "rope_theta": 10000.0} | scaling
         # What the dynamic kind calls original is the context itself.
@@ -147,10 +149,10 @@ def _random_configs() -> dict[str, PretrainedConfig]:
 
 RANDOM_CONFIGS = _random_configs()
 CASE_CONFIGS = {
-    name: config for name, config in RANDOM_CONFIGS.items() if case_of(config) is not None
+    name: config for case in family_cases() for name, config in case.make(SHAPE).items()
 }
 """Those of the families that have a file in family_cases."""
-NAMES = ("script-gpt2", *RANDOM_CONFIGS)
+NAMES = ("script-gpt2", *RANDOM_CONFIGS, *CASE_CONFIGS)
 
 
 def build(name: str, folder: Path) -> Path:
@@ -162,7 +164,7 @@ def build(name: str, folder: Path) -> Path:
         model.generation_config.bos_token_id = BOS
         model.generation_config.pad_token_id = PAD
     else:
-        model = random_model(RANDOM_CONFIGS[name])
+        model = random_model((RANDOM_CONFIGS | CASE_CONFIGS)[name])
         template = None if name == "rand-llama-untied" else ROLES_TEMPLATE
     model.save_pretrained(target)
     byte_tokenizer(template).save_pretrained(target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import make_dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -178,15 +178,25 @@ def test_a_missing_tensor_is_named(checkpoint_copy, tmp_path: Path):
         export_decoder(source, tmp_path / "out")
 
 
-def test_a_field_that_the_graph_does_not_follow_is_refused(exported):
-    """A later field of the configuration may have its default, and nothing else."""
+@pytest.mark.parametrize(
+    "changes",
+    [{"attention_cap": 5.0}, {"norm_placement": "post"}, {"qk_norm": "row"}, {"logit_scale": 2.0}],
+)
+def test_what_the_graph_does_not_follow_is_refused(exported, changes: dict[str, object]):
+    """A field it does not know may have its default alone, others the values it knows."""
     config = exported("rand-gpt2")[1].config
-    names = [(field, object) for field in config.__dataclass_fields__]
-    later = make_dataclass("Later", [*names, ("num_experts", int, 0)])
-    values = {field: getattr(config, field) for field in config.__dataclass_fields__}
-    check_exportable(later(**values))
-    with pytest.raises(ExportError, match="gpt2 model has num_experts = 8, which the ONNX export"):
-        check_exportable(later(**values, num_experts=8))
+    check_exportable(config)
+    (name,) = changes
+    with pytest.raises(ExportError, match=f"gpt2 model has {name} = .*, which the ONNX export"):
+        check_exportable(replace(config, **changes))
+
+
+def test_heads_turned_in_part_are_refused(exported):
+    """The graph turns whole heads."""
+    config = exported("rand-llama-tied")[1].config
+    rotaries = tuple(replace(rotary, dimensions=8) for rotary in config.rotaries)
+    with pytest.raises(ExportError, match="turns only some dimensions of each head"):
+        check_exportable(replace(config, rotaries=rotaries))
 
 
 def test_every_known_field_is_a_field(exported):
