@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-ABI_VERSION = 7
+ABI_VERSION = 10
 
 
 class MatrixStruct(ctypes.Structure):

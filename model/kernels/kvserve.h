@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define KV_ABI_VERSION 7
+#define KV_ABI_VERSION 10
 #define KV_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
