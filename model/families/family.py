@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from model.config import ModelConfig
+from model.families.experts_fields import GGUF_EXPERT_NAMES, GGUF_SPARSE_NAMES, gguf_experts
 from model.families.fields import Fields
 from model.families.gguf_fields import ROPE_FACTORS, gguf_shape
 from model.families.hf_fields import (
@@ -35,6 +36,8 @@ class Family:
     """general.architecture of a GGUF file; None where no such files are read."""
     hf_defaults: ClassVar[Mapping[str, object]] = {}
     """Fields that a config.json may leave out; null is something else."""
+    gguf_renormalizes: ClassVar[bool] = True
+    """Whether a GGUF file that does not say takes the softmax over the chosen experts alone."""
     turns_parts: ClassVar[bool] = False
     """Whether only some dimensions of each head may be turned by its position."""
     gguf_top_level: ClassVar[Mapping[str, str]] = {
@@ -54,6 +57,7 @@ class Family:
         "ffn_gate": "mlp.gate_proj",
         "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
+        **GGUF_SPARSE_NAMES,
     }
 
     def read_hf(self, fields: Fields) -> ModelConfig:
@@ -91,7 +95,9 @@ class Family:
         """
         for name in ("attn_logit_softcapping", "final_logit_softcapping"):
             fields.refuse(name, neutral=(0.0,))
-        fields.refuse("expert_count", neutral=(0,))
+        experts = gguf_experts(fields, renormalize=self.gguf_renormalizes)
+        if experts is not None:
+            fields = fields.over({f"{fields.prefix}feed_forward_length": experts.intermediate_size})
         shape = gguf_shape(fields)
         if not self.turns_parts:
             fields.refuse("rope.dimension_count", neutral=(shape["head_dim"],))
@@ -102,6 +108,8 @@ class Family:
             windows=(None,) * shape["num_layers"],
             rotaries=(rotary,) * shape["num_layers"],
             attention_scale=fields.number("attention.scale", shape["head_dim"] ** -0.5),
+            experts=experts,
+            sparse_layers=() if experts is None else (True,) * shape["num_layers"],
         )
 
     def hf_parts(
@@ -115,8 +123,13 @@ class Family:
         self, key: str, shape: tuple[int, ...], config: ModelConfig
     ) -> Iterator[TensorPart]:
         """Name the tensors of the Transformer inside one of a GGUF file; none drops it."""
-        del shape
-        if key != ROPE_FACTORS or not any(config.rotaries):
+        block = GGUF_BLOCK_NAME.fullmatch(key)
+        if block and block[2] in GGUF_EXPERT_NAMES:
+            layer, part, kind = block.groups()
+            for expert in range(shape[0]):
+                name = f"experts.{expert}.{GGUF_EXPERT_NAMES[part]}.{kind}"
+                yield TensorPart(name=f"model.layers.{layer}.mlp.{name}", expert=expert)
+        elif key != ROPE_FACTORS or not any(config.rotaries):
             yield TensorPart(name=self.gguf_canonical(key))
 
     def gguf_canonical(self, key: str) -> str:

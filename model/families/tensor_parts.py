@@ -26,6 +26,8 @@ class TensorPart:
     """Whether the matrix is stored as (in, out)."""
     rows: Rows | None = None
     """Which rows, in which order; None is all as they are."""
+    as_row: bool = False
+    """Whether a vector is the only row of a matrix."""
     offset: float = 0.0
     """Added to every element."""
 
@@ -33,6 +35,7 @@ class TensorPart:
         """Return the shape of this part of a tensor stored in that shape."""
         shape = stored if self.expert is None else stored[1:]
         shape = shape[::-1] if self.transposed else shape
+        shape = (1, *shape) if self.as_row else shape
         if self.rows is None:
             return shape
         if isinstance(self.rows, slice):

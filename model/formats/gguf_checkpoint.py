@@ -79,6 +79,8 @@ class GGUFSource:
         """Read the bytes of the rows, (rows, bytes of a row) uint8."""
         blocks = self.file.read(self.tensor, self.part.expert)
         row_length = self.shape[1] if len(self.shape) == 2 else 1
+        if row_length == 1 and self.stored_as not in _FLOATS:
+            raise CheckpointError(f"{self.tensor.name} is a vector in {self.stored_as} blocks.")
         blocks = blocks.reshape(-1, row_bytes(self.tensor.qtype, row_length))
         return torch.from_numpy(blocks if self.part.rows is None else blocks[self.part.rows])
 

@@ -65,11 +65,15 @@ class SafetensorsSource:
         """Read the tensor into memory of its own."""
         part = self.part
         with _open(self.path) as file:
-            stored: Tensor = file.get_tensor(self.key)
-            if part.expert is not None:
-                stored = stored[part.expert]
+            stored: Tensor
+            if part.expert is None:
+                stored = file.get_tensor(self.key)
+            else:
+                stored = file.get_slice(self.key)[part.expert]
             if part.transposed:
                 stored = stored.T
+            if part.as_row:
+                stored = stored[None]
             if part.rows is not None:
                 stored = stored[part.rows]
             if part.offset:

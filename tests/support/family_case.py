@@ -54,6 +54,10 @@ class FamilyCase:
     add_fields: Callable[[gguf.GGUFWriter, PretrainedConfig], None] = no_fields
     convert: Callable[[str, Array, PretrainedConfig], Iterator[tuple[str, Array]]] = hub_tensors
     """From a folder's tensor to those of a GGUF file, still under the folder's names."""
+    stack: Callable[[dict[str, Array]], dict[str, Array]] = lambda tensors: tensors
+    """From all converted tensors to those that are written, experts in one."""
+    gguf_architecture: str | None = None
+    """What we call the model of a GGUF file, if not what the folder says."""
     has_twin: Callable[[PretrainedConfig], bool] = lambda config: True
     """Whether a GGUF file can say what a configuration says."""
 

@@ -45,7 +45,7 @@ def write_twin(folder: Path, path: Path, *, quantize: bool = False) -> Path:
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, weight in _folder_tensors(folder, config).items():
         written = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if quantize and weight.ndim > 1 and "gate_inp" not in written:
+        if quantize and weight.ndim > 1 and not written.endswith((".bias", "gate_inp.weight")):
             blocks = gguf.quantize(weight, gguf.GGMLQuantizationType.Q8_0)
             writer.add_tensor(written, blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
         else:
@@ -70,6 +70,8 @@ def _folder_tensors(folder: Path, config: PretrainedConfig) -> dict[str, Array]:
             tensors |= dict(case.convert(name, weight, config))
         else:
             tensors[name] = _converted(name, weight, config)
+    if case:
+        tensors = case.stack(tensors)
     return {name: np.ascontiguousarray(weight) for name, weight in tensors.items()}
 
 
