@@ -22,6 +22,7 @@ from model.families.known import FAMILIES
 from model.families.tensor_parts import GGUFTensors, TensorPart
 from model.formats.gguf_config import read_gguf_config
 from model.formats.gguf_file import GGUFFile, GGUFTensor, row_bytes
+from model.formats.gguf_parts import open_gguf
 from model.tokenizer import Tokenizer
 
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -91,6 +92,7 @@ class GGUFSource:
             floats = packed.view(_FLOATS[self.stored_as]).view(self.shape).to(dtype)
             return floats + self.part.offset if self.part.offset else floats
         unpacker = getattr(quants, self.stored_as)
+        unpacker.init_grid()
         blocks = packed.numpy().reshape(-1, unpacker.type_size)
         result = torch.empty(len(blocks), unpacker.block_size, dtype=dtype)
         for start in range(0, len(blocks), _CHUNK_BLOCKS):
@@ -100,20 +102,17 @@ class GGUFSource:
 
 
 class GGUFCheckpoint:
-    """A model in one GGUF file."""
+    """A model in one GGUF file, or in several parts, of which any may be named."""
 
     def __init__(self, path: Path) -> None:
         """Read the metadata and the directory.
 
         Raises:
-            CheckpointError: The file is broken or is one part of a split model.
+            CheckpointError: A file is broken or missing.
             ConfigError: The metadata ask for what is not supported.
         """
         self.path = path
-        self.file = GGUFFile.open(path)
-        parts = self.file.metadata.get("split.count", 1)
-        if parts not in (0, 1):
-            raise CheckpointError(f"{path.name} is one of {parts} parts; join them into one file.")
+        self.file = open_gguf(path)
         self.config = read_gguf_config(
             self.file.metadata,
             GGUFTensors(names=frozenset(self.file.tensors), vectors=dict(self._rotary_vectors())),

@@ -16,7 +16,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField
+from gguf import (
+    GGML_QUANT_SIZES,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFValueType,
+    ReaderField,
+    quants,
+)
 
 from model.errors import CheckpointError
 
@@ -28,19 +35,20 @@ COUNT_LIMIT = 2**16
 """Metadata keys, and tensors."""
 MAX_DIMENSIONS = 4
 
-SUPPORTED_TYPES = (
+FLOAT_TYPES = (
     GGMLQuantizationType.F32,
     GGMLQuantizationType.F16,
     GGMLQuantizationType.BF16,
-    GGMLQuantizationType.Q8_0,
-    GGMLQuantizationType.Q4_0,
-    GGMLQuantizationType.Q4_1,
-    GGMLQuantizationType.Q5_0,
-    GGMLQuantizationType.Q5_1,
-    GGMLQuantizationType.Q4_K,
-    GGMLQuantizationType.Q5_K,
-    GGMLQuantizationType.Q6_K,
 )
+SUPPORTED_TYPES = (
+    *FLOAT_TYPES,
+    *(
+        qtype
+        for qtype in GGMLQuantizationType
+        if qtype not in FLOAT_TYPES and hasattr(quants, qtype.name)
+    ),
+)
+"""Floats, and all blocks that the package unpacks."""
 
 _HEADER = Struct("<4sIQQ")
 _STRING_LENGTH = Struct("<Q")
@@ -50,6 +58,8 @@ _STRING_LENGTH = Struct("<Q")
 class GGUFTensor:
     """Where one tensor lies in the file and how its blocks are packed."""
 
+    path: Path
+    """The file, which may be a part of the model."""
     name: str
     qtype: GGMLQuantizationType
     shape: tuple[int, ...]
@@ -96,9 +106,9 @@ class GGUFFile:
         if index is not None:
             size //= tensor.shape[0]
             offset += index * size
-        content = np.fromfile(self.path, np.uint8, size, offset=offset)
+        content = np.fromfile(tensor.path, np.uint8, size, offset=offset)
         if content.size != size:
-            raise CheckpointError(f"{self.path.name} was cut short while {tensor.name} was read.")
+            raise CheckpointError(f"{tensor.path.name} was cut short while {tensor.name} was read.")
         return content
 
 
@@ -144,6 +154,10 @@ class _BoundedReader(GGUFReader):
 
     num_elements = 0
     directory: list[GGUFTensor]
+
+    def __init__(self, path: Path) -> None:
+        self.source = path
+        super().__init__(path)
 
     def _get(
         self,
@@ -233,4 +247,4 @@ class _BoundedReader(GGUFReader):
                 f"tensor {field.name} ends at byte {begin + num_bytes} "
                 f"of a file of {self.data.size} bytes"
             )
-        return GGUFTensor(field.name, qtype, shape, begin, num_bytes)
+        return GGUFTensor(self.source, field.name, qtype, shape, begin, num_bytes)

@@ -43,16 +43,23 @@ def _random_blocks(qtype: gguf.GGMLQuantizationType, rows: int, columns: int) ->
     """Rows of blocks: the package's own packing, or random bits with finite scales."""
     generator = np.random.default_rng(5)
     values = generator.standard_normal((rows, columns)).astype(np.float32)
-    if not qtype.name.endswith("_K"):
+    if not qtype.name.endswith("_K") and not qtype.name.startswith("IQ") and qtype.name != "NVFP4":
         packed: Packed = gguf.quantize(values, qtype).view(np.uint8).reshape(rows, -1)
         return packed
     bits = generator.integers(0, 256, (rows, row_bytes(qtype, columns)), dtype=np.uint8)
     blocks = bits.reshape(-1, gguf.GGML_QUANT_SIZES[qtype][1])
     scales = generator.standard_normal((len(blocks), 2)).astype(np.float16).view(np.uint8)
-    if qtype.name == "Q6_K":
+    if qtype.name in ("Q6_K", "Q3_K"):
         blocks[:, -2:] = scales[:, :2]
+    elif qtype.name == "Q2_K":
+        blocks[:, -4:] = scales
+    elif qtype.name == "IQ1_M":  # the scale is spread over the high bits of four words
+        blocks[:, -7::2] &= 0x0F
+        blocks[:, -1] |= 0x30
     else:
-        blocks[:, :4] = scales
+        blocks[:, : 2 if qtype.name.startswith("IQ") else 4] = scales[
+            :, : 2 if qtype.name.startswith("IQ") else 4
+        ]
     return bits
 
 
@@ -228,7 +235,7 @@ def test_rope_factors_of_another_size(twin: Path, tmp_path: Path) -> None:
 def test_split_file(twin: Path, tmp_path: Path) -> None:
     """One part of a split model is refused with what to do."""
     edited = _edited(twin, tmp_path / "e.gguf", lambda writer: writer.add_uint16("split.count", 3))
-    with pytest.raises(CheckpointError, match="is one of 3 parts; join them"):
+    with pytest.raises(CheckpointError, match="is one of 3 parts; they must lie side by side"):
         GGUFCheckpoint(edited)
 
 
