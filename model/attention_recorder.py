@@ -50,8 +50,8 @@ class _Recorder(TorchAttention):
         *,
         scale: float,
         window: int | None,
-        cap: float | None,
-        sinks: Tensor | None,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of q (T, H, D), the last of S tokens; returns (T, H, D)."""
         length = layout.max_key_length

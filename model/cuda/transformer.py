@@ -155,6 +155,7 @@ def _fuse_layer(model: Transformer, layer: DecoderLayer, index: int) -> CudaLaye
     sandwich = layer.pre_feedforward_layernorm
     after = _norm(layer.post_attention_layernorm)
     out_norm = layer.post_feedforward_layernorm
+    assert layer.input_layernorm is not None, "models without run in torch"
     return CudaLayer(
         index=index,
         attention=attention,
