@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 from model.cost import ForwardCost
 
 Floats = NDArray[np.float64]
+CACHED_DEGREE, UNCACHED_DEGREE = 1, 2
+"""The power of the length that a step's time grows with; a whole answer has one more."""
+GOOD_FIT = 0.9
+"""The least R^2 at which a polynomial counts as what the times follow."""
 NEIGHBOURS = 4
 """Measured steps to either side of a length that its step time is the median of."""
 
@@ -78,20 +82,30 @@ class Growth:
 
     coefficients: tuple[float, ...]
     r_squared: float
+    """The part of the times' spread that the polynomial explains; 1 is all of it."""
+
+    @property
+    def degree(self) -> int:
+        """The highest power."""
+        return len(self.coefficients) - 1
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the times show this growth: they lie on the polynomial, and it bends upwards."""
+        return self.r_squared >= GOOD_FIT and self.coefficients[-1] > 0
 
     @staticmethod
     def fit(run: Run, degree: int) -> Growth | None:
         """Fit a run's steps, its prompt left out; None if there are too few.
 
-        No step time bends downwards: where noise says so, the highest power is left out. Residuals
-        count in proportion to the time itself, so that short steps matter as well.
+        The degree is what theory gives and is never lowered to what noise would fit: whether the
+        times support it is said apart. Residuals count in proportion to the time itself, so that
+        short steps matter as well.
         """
         lengths, seconds = np.array(run.lengths[1:], float), np.array(run.seconds[1:])
         if len(lengths) < degree + 2:
             return None
         found = Polynomial.fit(lengths, seconds, degree, w=1 / seconds)
-        if degree > 1 and found.convert().coef[-1] < 0:
-            return Growth.fit(run, degree - 1)
         residuals = (seconds - found(lengths)) / seconds
         spread = (seconds - seconds.mean()) / seconds
         r_squared = 1 - float(residuals @ residuals) / max(float(spread @ spread), 1e-12)
@@ -126,10 +140,13 @@ class Comparison:
 
     @property
     def growth(self) -> dict[str, Growth | None]:
-        """Step time with the cache as a line, without it as a parabola."""
+        """Step time with the cache as a line, without it as a parabola, as theory says.
+
+        A step with the cache attends from one token to n, one without it from n tokens to n.
+        """
         return {
-            "cached": Growth.fit(self.cached, 1),
-            "uncached": Growth.fit(self.uncached, 2),
+            "cached": Growth.fit(self.cached, CACHED_DEGREE),
+            "uncached": Growth.fit(self.uncached, UNCACHED_DEGREE),
         }
 
     def row(self, length: int) -> dict[str, object]:
@@ -155,7 +172,12 @@ class Comparison:
             "num_tokens_compared": len(self.uncached.lengths),
             "rows": [self.row(length) for length in lengths],
             "growth": {
-                name: found and {"seconds": found.coefficients, "r_squared": found.r_squared}
+                name: found
+                and {
+                    "seconds": found.coefficients,
+                    "r_squared": found.r_squared,
+                    "is_supported": found.is_supported,
+                }
                 for name, found in self.growth.items()
             },
             "steps": {

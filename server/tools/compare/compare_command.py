@@ -11,8 +11,9 @@ from rich.table import Table
 
 from server.commands.options import with_options
 from server.config import EngineConfig
-from server.engine.comparison import Comparison
+from server.engine.comparison import Comparison, Growth, Run
 from server.errors import ConfigurationError
+from server.plural import counted
 from server.tools.command_line import (
     FigurePath,
     JsonPath,
@@ -48,9 +49,10 @@ def compare(
 ) -> None:
     """Measure what the KV cache gains: the same tokens with it and without it.
 
-    Without the cache each step computes the whole sequence, so that all of them together take
-    time with the cube of the length. Beyond --whole only some of those steps are run: all that
-    the table marks with a tilde is added up from straight lines between them.
+    A step with the cache takes time that grows with the length, one without it with its square;
+    so a whole answer grows with the square or with the cube. Beyond --whole only some steps are
+    run without the cache: all that the table marks with a tilde is added up from straight lines
+    between them.
     """
     from server.tools.compare.compare import CacheComparison, ladder  # noqa: PLC0415 - torch takes seconds
 
@@ -89,8 +91,8 @@ def _numbers(text: str) -> list[int]:
 def _show(console: Console, measured: Comparison, rows: Rows, where: str) -> None:
     """Print the times, the work behind them, and in words what they mean."""
     console.print(f"\n[bold]What the KV cache gains[/bold], {where}\n", highlight=False)
-    times = _table("tokens", "one step", "without", "faster", "answer", "without", "faster")
-    work = _table("tokens", "cache held", "GFLOP a step", "without", "GB moved", "without")
+    times = _table("tokens", *_pair("one step"), "faster", *_pair("answer"), "faster")
+    work = _table("tokens", "cache\nheld", *_pair("GFLOP a step"), *_pair("GB moved"))
     for row in rows:
         times.add_row(*_times(row))
         work.add_row(*_work(row))
@@ -104,6 +106,11 @@ def _show(console: Console, measured: Comparison, rows: Rows, where: str) -> Non
         console.print(f"[green]All {count} tokens chosen without the cache are the same.[/green]")
     else:
         console.print(f"[red]The tokens differ from the step of {different} tokens on.[/red]")
+
+
+def _pair(what: str) -> tuple[str, str]:
+    """Headings of the two columns of a figure."""
+    return f"{what}\nwith", f"{what}\nwithout"
 
 
 def _table(*headings: str) -> Table:
@@ -138,18 +145,28 @@ def _work(row: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _show_growth(console: Console, measured: Comparison) -> None:
-    """Print the fitted step times; a whole answer grows with one power more."""
-    for name, growth in measured.growth.items():
-        if growth is None:
-            continue
-        terms = [f"{1000 * growth.coefficients[0]:.2f} ms"]
-        for power, coefficient in enumerate(growth.coefficients[1:], start=1):
-            unit = "us x n" if power == 1 else "ns x n^2"
-            terms.append(f"{coefficient * 10 ** (3 + 3 * power):.3f} {unit}")
-        degree = len(growth.coefficients) - 1
-        words = {"cached": "with the cache", "uncached": "without it"}[name]
-        console.print(
-            f"One step {words}: {' + '.join(terms)} (R^2 {growth.r_squared:.3f}); "
-            f"the whole answer grows with n^{degree + 1}.",
-            highlight=False,
+    """Print how step times grow, where they show what theory says, and else that they do not."""
+    for name, words in (("cached", "with the cache"), ("uncached", "without it")):
+        run = measured.cached if name == "cached" else measured.uncached
+        growth = measured.growth[name]
+        console.print(f"One step {words}: {_growth_words(run, growth)}", highlight=False)
+
+
+def _growth_words(run: Run, growth: Growth | None) -> str:
+    if growth is None:
+        return f"{counted(len(run.lengths) - 1, 'step')} after the prompt are too few for a fit."
+    power = f"n^{growth.degree}" if growth.degree > 1 else "n"
+    if not growth.is_supported:
+        return (
+            f"in theory it grows with {power}, but from {run.lengths[1]:,} to "
+            f"{run.lengths[-1]:,} tokens these times do not show it (R^2 {growth.r_squared:.2f}); "
+            "measure longer sequences."
         )
+    terms = [f"{1000 * growth.coefficients[0]:.2f} ms"]
+    for exponent, coefficient in enumerate(growth.coefficients[1:], start=1):
+        unit = "us x n" if exponent == 1 else "ns x n^2"
+        terms.append(f"{coefficient * 10 ** (3 + 3 * exponent):.3f} {unit}")
+    return (
+        f"{' + '.join(terms)} (R^2 {growth.r_squared:.3f}); "
+        f"the whole answer grows with n^{growth.degree + 1}."
+    )

@@ -39,7 +39,7 @@ def draw_comparison(
 
 
 def _draw_steps(axes: Axes, comparison: Comparison) -> None:
-    """Time of each step, and the fitted growth."""
+    """Time of each step, and the growth that theory gives where the times follow it."""
     for run, colour in ((comparison.uncached, UNCACHED), (comparison.cached, CACHED)):
         lengths, seconds = _after_prompt(run)
         axes.plot(
@@ -51,16 +51,13 @@ def _draw_steps(axes: Axes, comparison: Comparison) -> None:
             alpha=0.22 if run.use_cache else 0.6,
             markeredgewidth=0,
         )
-        name = "cached" if run.use_cache else "uncached"
-        growth = comparison.growth[name]
-        if growth is not None:
+        growth = comparison.growth["cached" if run.use_cache else "uncached"]
+        if growth is not None and growth.is_supported:
             every = np.linspace(lengths[0], lengths[-1], 200)
-            axes.plot(
-                every,
-                1000 * np.maximum(growth(every), 0),
-                color=colour,
-                label=_NAMES[run.use_cache],
-            )
+            drawn, label = growth(every), f"{_NAMES[run.use_cache]}, fitted"
+        else:  # the times themselves: a curve that they do not follow would say what is not so
+            every, drawn, label = lengths, seconds, _NAMES[run.use_cache]
+        axes.plot(every, 1000 * np.maximum(drawn, 0), color=colour, label=label)
     axes.set_title("Time of one step")
     axes.set_ylabel("milliseconds per token")
     _limit(axes, comparison)

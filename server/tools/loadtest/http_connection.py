@@ -26,6 +26,10 @@ class ExchangeError(Exception):
         self.kind = kind
 
 
+class StaleConnectionError(ExchangeError):
+    """The server closed a connection that was kept, before it said a byte about the request."""
+
+
 class Answer(Protocol):
     """Is told of a request and its answer as they go; times are those of the loop's clock."""
 
@@ -56,6 +60,8 @@ class HttpConnection(asyncio.Protocol):
         self._heard = 0.0
         self._has_length = False
         self._is_kept = True
+        self._was_used = False
+        self._has_heard = False
 
     @property
     def is_usable(self) -> bool:
@@ -74,7 +80,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._answer = answer
         self._end = self._loop.create_future()
-        self._has_length = False
+        self._has_length = self._has_heard = False
         self._heard = self._loop.time()
         answer.on_sent(self._heard)
         self._transport.write(request)
@@ -86,6 +92,7 @@ class HttpConnection(asyncio.Protocol):
             raise
         finally:
             self._answer = self._end = None
+            self._was_used = True
             if watch is not None:
                 watch.cancel()
         if not self._is_kept:
@@ -103,9 +110,9 @@ class HttpConnection(asyncio.Protocol):
             await asyncio.sleep(left)
         self._fail("timeout", f"nothing came for {self._timeout:g} s")
 
-    def _fail(self, kind: str, detail: str) -> None:
+    def _fail(self, kind: str, detail: str, error: type[ExchangeError] = ExchangeError) -> None:
         if self._end is not None and not self._end.done():
-            self._end.set_exception(ExchangeError(kind, detail))
+            self._end.set_exception(error(kind, detail))
 
     # Called by the loop.
 
@@ -116,6 +123,7 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes are there."""
         self._heard = self._loop.time()
+        self._has_heard = True
         if self._end is None:
             self.close()  # nothing was asked
             return
@@ -128,7 +136,12 @@ class HttpConnection(asyncio.Protocol):
         """It is closed; which is the end of a body whose length was not told."""
         if exc is None and self._status() and not self._has_length:
             self.on_message_complete()
-        self._fail("connection lost", repr(exc) if exc else "the server closed the connection")
+        is_stale = self._was_used and not self._has_heard
+        self._fail(
+            "connection lost",
+            repr(exc) if exc else "the server closed the connection",
+            StaleConnectionError if is_stale else ExchangeError,
+        )
 
     # Called by the parser.
 

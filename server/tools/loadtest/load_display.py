@@ -10,22 +10,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from server.tools.loadtest.load_generator import Load
+from server.tools.loadtest.load_report import PERCENTILES, requests_needed
 from server.tools.loadtest.stream_client import StreamRecord
 
 _ROWS = (
     ("completed", "completed", "{:,}"),
     ("failed", "failed", "{:,}"),
+    ("unfinished", "unfinished", "{:,}"),
+    ("sent again", "sent_again", "{:,}"),
     ("requests/s", "request_throughput", "{:.2f}"),
     ("good requests/s", "request_goodput", "{:.2f}"),
     ("output tokens/s", "output_throughput", "{:.1f}"),
     ("all tokens/s", "total_token_throughput", "{:.1f}"),
+    ("tokens a chunk", "tokens_per_chunk", "{:.2f}"),
     ("most at once", "max_concurrent_requests", "{}"),
     ("client CPU", "client_cpu_share", "{:.0%}"),
 )
+_IF_ANY = ("unfinished", "sent_again")
+"""Rows that are left out when all of their values are zero."""
 _METRICS = {
     "ttft": "time to first token",
     "tpot": "time per further token",
-    "itl": "between tokens",
+    "itl": "between chunks",
     "e2el": "end to end",
 }
 _STATISTICS = ("mean", "median", "p90", "p95", "p99")
@@ -89,15 +95,35 @@ def show_table(
     for column in table.columns[1:]:
         column.justify = "right"
     for name, key, form in _ROWS:
-        if reports[0][key] is not None:
-            table.add_row(name, *(form.format(report[key]) for report in reports))
+        values = [report[key] for report in reports]
+        is_shown = any(values) if key in _IF_ANY else any(value is not None for value in values)
+        if is_shown:
+            table.add_row(name, *(_shown(value, form) for value in values))
     for metric, words in _METRICS.items():
         table.add_section()
         for statistic in _STATISTICS:
-            values = (report[f"{statistic}_{metric}_ms"] for report in reports)
-            name = f"{words}, {statistic}"
-            table.add_row(name, *(f"{value:,.2f} ms" for value in values))
+            values = [report[f"{statistic}_{metric}_ms"] for report in reports]
+            if any(value is not None for value in values):
+                name = f"{words}, {statistic}"
+                table.add_row(name, *(_shown(value, "{:,.2f} ms") for value in values))
     console.print(table)
+    _show_notes(console, loads, reports)
+
+
+def _shown(value: object, form: str) -> str:
+    """A value, or a dash where there is none."""
+    return "-" if value is None else form.format(value)
+
+
+def _show_notes(
+    console: Console, loads: Sequence[Load], reports: Sequence[Mapping[str, object]]
+) -> None:
+    """Print what must be known to read the table: what is missing in it, warnings, failures."""
+    fewest = min(int(str(report["completed"])) for report in reports)
+    missing = [percent for percent in PERCENTILES if fewest < requests_needed(percent)]
+    if missing:
+        needs = ", ".join(f"p{percent} {requests_needed(percent)}" for percent in missing)
+        console.print(f"Too few requests for some percentiles, which need: {needs}.")
     for load, report in zip(loads, reports, strict=True):
         if report["warning"]:
             console.print(f"[yellow]{load}: {report['warning']}[/yellow]")

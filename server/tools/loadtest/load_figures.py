@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from server.tools.loadtest.load_generator import LoadResult
+from server.tools.loadtest.load_report import PERCENTILES
 from server.tools.plots import CACHED, MUTED, THIRD, UNCACHED, drawing, plain_ticks, title
 
 if TYPE_CHECKING:
@@ -88,16 +92,23 @@ def _legend(axes: Axes, *, failed: bool) -> None:
 def _draw_percentiles(
     axes: Axes, levels: list[float], reports: Reports, *, metric: str, colour: str
 ) -> None:
-    """Median and tail of one metric."""
-    middle, high = (
-        [float(str(report[f"{name}_{metric}_ms"])) for report in reports]
-        for name in ("median", "p99")
-    )
-    axes.fill_between(levels, middle, high, color=colour, alpha=0.12, linewidth=0)
-    axes.plot(levels, high, "o--", color=colour, linewidth=1.8, markersize=6, label="p99")
+    """Median, and the furthest percentile for which every level has enough requests."""
+    middle = _times(reports, f"median_{metric}_ms")
+    for percent in sorted(PERCENTILES, reverse=True):
+        high = _times(reports, f"p{percent}_{metric}_ms")
+        if not np.isnan(high).any():
+            axes.fill_between(levels, middle, high, color=colour, alpha=0.12, linewidth=0)
+            name = f"p{percent}"
+            axes.plot(levels, high, "o--", color=colour, linewidth=1.8, markersize=6, label=name)
+            break
     axes.plot(levels, middle, "o-", color=colour, markersize=8, label="median")
     axes.set_ylim(0, None)
     axes.legend(loc="best")
+
+
+def _times(reports: Reports, key: str) -> np.ndarray:
+    """A figure of every level; not a number where it was not measured."""
+    return np.array([math.nan if report[key] is None else report[key] for report in reports], float)
 
 
 def _draw_throughput(axes: Axes, levels: list[float], reports: Reports) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from server.tools.loadtest.arrivals import arrival_times
 from server.tools.loadtest.stream_client import StreamClient, StreamRecord
@@ -52,6 +53,8 @@ class LoadResult:
     records: list[StreamRecord]
     cpu_share: float
     """Processor seconds of this client for each second of the test; 1 is a whole core."""
+    num_unfinished: int = 0
+    """Requests that had not ended when the test was interrupted, or were not sent any more."""
 
     @property
     def lateness(self) -> list[float]:
@@ -99,20 +102,21 @@ class LoadGenerator:
         self._processor_time = processor_time
 
     async def run(self, prompts: Sequence[Prompt], load: Load, *, seed: int = 0) -> LoadResult:
-        """Send all prompts and wait for their ends."""
+        """Send all prompts and wait for their ends; of a run that is cancelled, give what ended."""
         loop = asyncio.get_running_loop()
         bodies = [self._client.body(prompt) for prompt in prompts]
         if load.rate is None:
             clients = min(load.concurrency or 1, len(bodies))
             await self._client.connect(clients)
             started, used = loop.time(), self._processor_time()
-            records = await self._closed(bodies, clients)
+            records = await _until_cancelled(self._closed, bodies, clients)
         else:
             times = arrival_times(
                 len(bodies), rate=load.rate, burstiness=load.burstiness, seed=seed
             )
             started, used = loop.time(), self._processor_time()
-            records = await self._open(bodies, [started + offset for offset in times])
+            intended = [started + offset for offset in times]
+            records = await _until_cancelled(self._open, bodies, intended)
         duration = max(loop.time() - started, 1e-9)
         return LoadResult(
             load=load,
@@ -120,11 +124,13 @@ class LoadGenerator:
             duration=duration,
             records=records,
             cpu_share=(self._processor_time() - used) / duration,
+            num_unfinished=len(bodies) - len(records),
         )
 
-    async def _closed(self, bodies: Sequence[bytes], clients: int) -> list[StreamRecord]:
+    async def _closed(
+        self, records: list[StreamRecord], bodies: Sequence[bytes], clients: int
+    ) -> None:
         """Each of the clients takes the next request as soon as it is free."""
-        records: list[StreamRecord] = []
         waiting = iter(bodies)
 
         async def client() -> None:
@@ -136,19 +142,35 @@ class LoadGenerator:
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
                 group.create_task(client())
-        return records
 
-    async def _open(self, bodies: Sequence[bytes], times: Sequence[float]) -> list[StreamRecord]:
+    async def _open(
+        self, records: list[StreamRecord], bodies: Sequence[bytes], times: Sequence[float]
+    ) -> None:
         """Each request goes out at its time, however many are under way."""
-        records = [StreamRecord(intended=intended) for intended in times]
+        records += [StreamRecord(intended=intended) for intended in times]
         clock = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as group:
             for body, intended, record in zip(bodies, times, records, strict=True):
                 await asyncio.sleep(max(0.0, intended - clock()))
                 group.create_task(self._send(body, record))
-        return records
 
     async def _send(self, body: bytes, record: StreamRecord) -> None:
         self._on_record(record)
         await self._client.send(body, record)
         self._on_record(record)
+
+
+async def _until_cancelled(
+    send: Callable[[list[StreamRecord], Sequence[bytes], Any], Awaitable[None]],
+    bodies: Sequence[bytes],
+    pace: object,
+) -> list[StreamRecord]:
+    """The records of all requests that ended, be it because somebody wanted to wait no longer."""
+    records: list[StreamRecord] = []
+    try:
+        await send(records, bodies, pace)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        task.uncancel()
+    return [record for record in records if record.ended]

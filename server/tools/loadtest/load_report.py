@@ -68,6 +68,9 @@ def report(result: LoadResult, *, limits: Limits, facts: Mapping[str, object]) -
         "duration": result.duration,
         "completed": len(good),
         "failed": len(result.records) - len(good),
+        "unfinished": result.num_unfinished,
+        "sent_again": sum(record.num_sendings > 1 for record in result.records),
+        "tokens_per_chunk": _tokens_per_chunk(good),
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,
         "request_throughput": len(good) / result.duration,
@@ -78,38 +81,63 @@ def report(result: LoadResult, *, limits: Limits, facts: Mapping[str, object]) -
         **_all_statistics(good),
         "errors_by_kind": dict(errors),
         "client_cpu_share": result.cpu_share,
-        "send_lateness_p99_ms": 1000 * _percentile(result.lateness, 99),
+        "send_lateness_p99_ms": _percentile(
+            [1000 * late for late in result.lateness], 99, of=len(result.lateness)
+        ),
         "warning": result.warning,
         "input_lens": [record.prompt_tokens for record in result.records],
         "output_lens": [record.output_tokens for record in result.records],
         "start_times": [record.start - result.started for record in result.records],
-        "ttfts": [record.ttft if record.arrivals else 0.0 for record in result.records],
+        "ttfts": [record.ttft if record.arrivals else None for record in result.records],
         "itls": [record.gaps for record in result.records],
         "errors": [record.detail if record.error else "" for record in result.records],
     }
 
 
-def _all_statistics(good: list[StreamRecord]) -> dict[str, float]:
-    """Mean, median, deviation and percentiles of every metric, in milliseconds."""
+def _all_statistics(good: list[StreamRecord]) -> dict[str, float | None]:
+    """Mean, median, deviation and percentiles of every metric, in milliseconds.
+
+    What was not measured is None, and so is a percentile of fewer requests than it takes for one
+    of them to lie beyond it.
+    """
     values: dict[str, list[float]] = {
         "ttft": [record.ttft for record in good],
         "tpot": [record.tpot for record in good if record.tpot is not None],
         "itl": [gap for record in good for gap in record.gaps],
         "e2el": [record.latency for record in good],
     }
-    statistics = {}
+    num_requests = {
+        "tpot": len(values["tpot"]),
+        "itl": sum(bool(record.gaps) for record in good),
+    }
+    statistics: dict[str, float | None] = {}
     for name, seconds in values.items():
-        times = 1000 * np.array(seconds or [0.0])
-        statistics[f"mean_{name}_ms"] = float(times.mean())
-        statistics[f"median_{name}_ms"] = float(np.median(times))
-        statistics[f"std_{name}_ms"] = float(times.std())
+        times = 1000 * np.array(seconds)
+        measured = len(times) > 0
+        statistics[f"mean_{name}_ms"] = float(times.mean()) if measured else None
+        statistics[f"median_{name}_ms"] = float(np.median(times)) if measured else None
+        statistics[f"std_{name}_ms"] = float(times.std()) if measured else None
         for percent in PERCENTILES:
-            statistics[f"p{percent}_{name}_ms"] = _percentile(times.tolist(), percent)
+            statistics[f"p{percent}_{name}_ms"] = _percentile(
+                times.tolist(), percent, of=num_requests.get(name, len(good))
+            )
     return statistics
 
 
-def _percentile(values: list[float], percent: int) -> float:
-    return float(np.percentile(values, percent)) if values else 0.0
+def requests_needed(percent: int) -> int:
+    """Requests from which on one of them lies beyond a percentile."""
+    return -(-100 // (100 - percent))
+
+
+def _percentile(values: list[float], percent: int, *, of: int) -> float | None:
+    """The percentile of values that come from so many requests; None if those are too few."""
+    return float(np.percentile(values, percent)) if of >= requests_needed(percent) else None
+
+
+def _tokens_per_chunk(good: list[StreamRecord]) -> float | None:
+    """Tokens that arrive together on average; None if nothing arrived."""
+    chunks = sum(len(record.arrivals) for record in good)
+    return sum(record.output_tokens for record in good) / chunks if chunks else None
 
 
 def _goodput(good: list[StreamRecord], limits: Limits) -> int:

@@ -42,7 +42,7 @@ class LoadTest:
     seed: int = 0
 
     async def run(self, *, on_level: Callable[[Load], OnRecord]) -> list[tuple[LoadResult, Report]]:
-        """Run every level.
+        """Run every level; a run that is cancelled ends with what was measured until then.
 
         Args:
             on_level: Told of each level as it starts; what it returns is told of each request.
@@ -66,6 +66,8 @@ class LoadTest:
                     "tokenizer_id": model,
                 }
                 levels.append((result, report(result, limits=self.limits, facts=facts)))
+                if result.num_unfinished:
+                    break
             return levels
 
     def _client(self) -> HttpClient:
@@ -97,5 +99,5 @@ async def _first_model(http: HttpClient) -> str:
         why = f"{type(error).__name__}: {error}"
     raise ConfigurationError(
         f"{http.url} does not name its models ({why}). "
-        "Is the server running? Does it need --api-key? Else name one with --model-id."
+        "Is the server running? Does it need --api-key? Else name one with --model."
     )

@@ -19,7 +19,7 @@ class LoadTestConfig(BaseSettings):
     """What to ask of which server, and how hard."""
 
     model_config = SettingsConfigDict(
-        env_prefix="KVSERVE_", frozen=True, extra="ignore", use_attribute_docstrings=True
+        env_prefix="KVSERVE_LOADTEST_", frozen=True, extra="ignore", use_attribute_docstrings=True
     )
 
     url: str = "http://127.0.0.1:8000"
@@ -34,7 +34,7 @@ class LoadTestConfig(BaseSettings):
     """Requests of each level."""
     input_len: Annotated[int, Field(ge=1)] = 128
     """Words of a random prompt, about a token each."""
-    output_len: Annotated[int, Field(ge=1)] = 64
+    max_tokens: Annotated[int, Field(ge=1)] = 64
     """Tokens of each answer."""
     length_spread: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Lengths vary evenly by this part, up and down."""
@@ -44,7 +44,7 @@ class LoadTestConfig(BaseSettings):
     """Prompts from a file instead: JSON lines with prompt or messages, or ShareGPT's form."""
     endpoint: Literal["chat", "completions"] = "chat"
     """Which form of request."""
-    model_id: str | None = None
+    model: str | None = None
     """The model to ask for; the first that the server names if none."""
     api_key: str | None = None
     """Sent as a bearer token."""
@@ -89,11 +89,11 @@ class LoadTestConfig(BaseSettings):
         """The prompts of one level; another seed makes others."""
         if self.dataset is not None:
             return read_prompts(
-                self.dataset, self.num_prompts, output_tokens=self.output_len, seed=seed
+                self.dataset, self.num_prompts, output_tokens=self.max_tokens, seed=seed
             )
         lengths = Lengths(
             input_words=self.input_len,
-            output_tokens=self.output_len,
+            output_tokens=self.max_tokens,
             spread=self.length_spread,
             prefix_words=self.prefix_len,
         )

@@ -36,7 +36,9 @@ class StreamRecord:
     intended: float | None = None
     """When it was meant to be sent, if that was not left to the answers of others."""
     sent: float = 0.0
-    """When its bytes were handed to the socket."""
+    """When its bytes were handed to the socket, the last time if that was twice."""
+    num_sendings: int = 0
+    """2 if the server had closed the kept connection that it was sent over first."""
     arrivals: list[float] = field(default_factory=list)
     """When each part of the text arrived; usually a token each."""
     ended: float = 0.0
@@ -153,6 +155,7 @@ class _Stream:
 
     def on_sent(self, now: float) -> None:
         self._record.sent = now
+        self._record.num_sendings += 1
 
     def on_status(self, status: int) -> None:
         self._status = status

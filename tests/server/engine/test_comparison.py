@@ -48,14 +48,24 @@ def test_growth_finds_the_polynomials():
     assert growth["cached"].coefficients == pytest.approx((0.002, 1e-6), rel=1e-6)
     assert growth["uncached"].coefficients == pytest.approx((0.001, 3e-5, 2e-8), rel=1e-6)
     assert growth["uncached"].r_squared == pytest.approx(1.0)
+    assert growth["cached"].is_supported
+    assert growth["uncached"].is_supported
 
 
-def test_growth_never_bends_downwards():
-    """Times that noise bends downwards are fitted by a line."""
-    run = make_run(range(PROMPT, 101), lambda length: 0.001 * length**0.5)
-    found = Growth.fit(run, 2)
+@pytest.mark.parametrize(
+    ("seconds", "degree"),
+    [
+        (lambda length: 0.001 * length**0.5, 2),  # bends downwards
+        (lambda length: 0.002 + 0.001 * (length % 7), 2),  # noise
+        (lambda length: 0.002 + 0.0001 * (length % 2), 1),  # flat, and noise
+    ],
+)
+def test_growth_that_the_times_do_not_show_is_not_claimed(seconds, degree):
+    """The degree stays what theory gives, and the fit says that the times do not support it."""
+    found = Growth.fit(make_run(range(PROMPT, 101), seconds), degree)
     assert found is not None
-    assert len(found.coefficients) == 2
+    assert found.degree == degree
+    assert not found.is_supported
 
 
 def test_growth_needs_enough_steps():

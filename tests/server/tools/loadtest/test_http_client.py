@@ -43,6 +43,44 @@ def test_connections_are_opened_ahead():
     assert server.times == [0.0] * 4
 
 
+def test_a_kept_connection_that_the_server_closed_is_no_failure():
+    """What is sent over one that closes before a byte comes is sent once more, over a new one."""
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    scripts = [[(0.1, whole)], [(0.1, None)], [(0.1, whole)]]
+    server = VirtualServer(lambda number: Script(scripts[number], framed=False))
+    sent = []
+
+    class Counting(Ignored):
+        def on_sent(self, now: float) -> None:
+            sent.append(now)
+
+    async def work():
+        async with HttpClient("http://test", timeout=9) as http:
+            await http.post("/x", b"{}", Counting())
+            await http.post("/x", b"{}", Counting())
+
+    run_virtually(work(), server)
+    assert sent == pytest.approx([0.0, 0.1, 0.2])
+    assert len(server.lines) == 2
+
+
+@pytest.mark.parametrize("second", [[(0.1, None)], [(0.1, b"HTTP/1.1 2"), (0.1, None)]])
+def test_it_is_sent_again_once_and_only_if_nothing_came(second):
+    """A new connection that is closed too, or a byte before the end, is a failure."""
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    scripts = [[(0.1, whole)], second, [(0.1, None)]]
+    server = VirtualServer(lambda number: Script(scripts[number], framed=False))
+
+    async def work():
+        async with HttpClient("http://test", timeout=9) as http:
+            await http.post("/x", b"{}", Ignored())
+            with pytest.raises(ExchangeError, match="closed"):
+                await http.post("/x", b"{}", Ignored())
+
+    run_virtually(work(), server)
+    assert len(server.times) == (2 if len(second) > 1 else 3)
+
+
 def test_a_slow_connection_is_a_timeout(monkeypatch):
     """A server that does not take the connection fails the request in time."""
 

@@ -1,5 +1,7 @@
 """Closed and open loops, in a time that passes only by script."""
 
+import asyncio
+
 import pytest
 from virtual_time import DONE, Script, VirtualServer, run_virtually, token, usage
 
@@ -75,6 +77,25 @@ def test_a_stall_is_charged_to_all_who_would_have_met_it():
         expected = max(ended, record.intended + 0.001) - record.intended
         assert record.latency == pytest.approx(expected, abs=0.05)
     assert sorted(record.latency for record in result.records)[20] > 4.0
+
+
+@pytest.mark.parametrize("load", [Load(concurrency=2), Load(rate=1.0)])
+def test_a_run_that_is_cancelled_gives_what_ended(load):
+    """Ctrl-C keeps the requests that were answered, and counts those that were not."""
+
+    async def work() -> LoadResult:
+        async with HttpClient("http://test", timeout=None) as http:
+            sender = StreamClient(http, model="m", endpoint="chat", options={})
+            running = asyncio.create_task(LoadGenerator(sender).run([PROMPT] * 40, load, seed=3))
+            await asyncio.sleep(4.5)
+            running.cancel()
+            return await running
+
+    result = run_virtually(work(), VirtualServer(lambda _: answer(0.5)))
+    assert 0 < len(result.records) < 40
+    assert len(result.records) + result.num_unfinished == 40
+    assert all(record.error is None and record.ended for record in result.records)
+    assert result.duration == pytest.approx(4.5)
 
 
 def test_records_say_how_late_they_were_sent():

@@ -55,7 +55,7 @@ def test_names_are_those_of_vllm():
 def test_statistics_agree_with_numpy():
     """Means, medians and percentiles are NumPy's over the good requests."""
     generator = np.random.default_rng(5)
-    gaps = generator.uniform(0.01, 0.5, (30, 7))
+    gaps = generator.uniform(0.01, 0.5, (100, 7))
     made = make_report(*(make_record(0.1 * i, *row) for i, row in enumerate(gaps)))
     metrics = {
         "ttft": gaps[:, 0],
@@ -98,7 +98,35 @@ def test_goodput_counts_requests_within_every_limit():
 def test_nothing_good_is_still_a_report():
     """A server that only fails is reported, not a crash."""
     made = make_report(failed(0, "connection refused"))
-    assert (made["completed"], made["mean_ttft_ms"]) == (0, 0.0)
+    assert (made["completed"], made["mean_ttft_ms"], made["tokens_per_chunk"]) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("count", "known"), [(8, ()), (10, (90,)), (99, (90, 95)), (100, (90, 95, 99))]
+)
+def test_percentiles_need_requests(count, known):
+    """A percentile is told once one request can lie beyond it, however many chunks there were."""
+    made = make_report(*(make_record(0, *[0.1] * 50) for _ in range(count)))
+    for metric in ("ttft", "tpot", "itl", "e2el"):
+        found = [percent for percent in (90, 95, 99) if made[f"p{percent}_{metric}_ms"] is not None]
+        assert tuple(found) == known
+
+
+def test_tokens_and_chunks_are_told_apart():
+    """Four tokens a chunk of 100 ms are 25 ms a token."""
+    record = make_record(0, 0.1, 0.1, 0.1, 0.1, 0.1)
+    record.completion_tokens = 17  # one in the first chunk, then four in each
+    made = make_report(record)
+    assert made["median_itl_ms"] == pytest.approx(100)
+    assert made["median_tpot_ms"] == pytest.approx(25)
+    assert made["tokens_per_chunk"] == pytest.approx(17 / 5)
+
+
+def test_what_did_not_happen_has_no_time():
+    """One token has no further ones, so nothing is said of them."""
+    made = make_report(make_record(0, 0.1))
+    assert made["mean_ttft_ms"] == pytest.approx(100)
+    assert (made["mean_tpot_ms"], made["mean_itl_ms"]) == (None, None)
 
 
 def test_limits_are_read():
