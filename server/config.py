@@ -132,10 +132,14 @@ class ServerConfig(EngineConfig):
     """A folder in which beginnings that can be shared are kept from one run to the next."""
     prefix_store_memory: Annotated[int, Field(gt=0), BeforeValidator(parse_bytes)] = 2**30
     """Bytes of the keys and values that are kept there at most, the last used."""
-    access_log: bool = True
-    """Whether each request is written to standard output as a line of JSON."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least serious message that is logged."""
+    access_log: Annotated[bool | None, BeforeValidator(_auto)] = None
+    """Whether each request is written to standard output as a line of JSON; auto is no on a
+    terminal and yes elsewhere."""
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, BeforeValidator(_auto)
+    ] = None
+    """The least serious message that is logged; auto is warning on a terminal and info
+    elsewhere."""
 
 
 Config = TypeVar("Config", bound=BaseSettings)

@@ -178,7 +178,8 @@ def _add_experiments(app: FastAPI, experiments: Experiments) -> None:
 def _add_gates(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
     """What every request passes before it comes to a handler; the last is met first."""
     app.add_middleware(KeyGate, keys=ApiKeys.from_config(config))
-    app.add_middleware(AccessLog, exchanges=metrics.num_exchanges, enabled=config.access_log)
+    logs = config.access_log is not False
+    app.add_middleware(AccessLog, exchanges=metrics.num_exchanges, enabled=logs)
     app.add_middleware(CORSMiddleware, **cross_origin_rules(config))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import sys
 from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Annotated
@@ -14,8 +12,17 @@ import typer
 from server.api.inputs.input_processor import InputProcessor
 from server.api.protocols import EngineClient
 from server.api.schemas.requests import ChatBody, CompletionBody, parse
-from server.commands.chat_options import MaxTokens, Seed, Temperature, given
+from server.commands.chat_options import (
+    MaxTokens,
+    MinP,
+    Seed,
+    Temperature,
+    TopP,
+    given,
+    sampling_for,
+)
 from server.commands.engine_loading import loading
+from server.commands.log_lines import log_to_stderr
 from server.commands.options import with_options
 from server.config import EngineConfig
 from server.errors import KvserveError
@@ -31,13 +38,15 @@ def generate(
     ] = False,
     max_tokens: MaxTokens = 128,
     temperature: Temperature = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
     seed: Seed = None,
 ) -> None:
     """Continue a text in the terminal; no server needed."""
-    logging.basicConfig(
-        level=logging.WARNING, format="%(levelname)-8s %(message)s", stream=sys.stderr
+    log_to_stderr("warning")
+    body = given(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, min_p=min_p, seed=seed
     )
-    body = given(max_tokens=max_tokens, temperature=temperature, seed=seed)
     question: dict[str, object] = (
         {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     )
@@ -52,6 +61,7 @@ async def _generate(engine: EngineClient, body: Mapping[str, object]) -> None:
         inputs = InputProcessor(
             engine.info, engine.tokenizer, engine.chat_template, grammars=engine.grammars
         )
+        body = sampling_for(engine.info.default_params, body)
         if "messages" in body:
             call = inputs.chat(parse(ChatBody, body))
         else:

@@ -26,7 +26,10 @@ def with_options(kind: type[BaseSettings]) -> Callable[[Callable[..., None]], Ca
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        options = [_parameter(name, field) for name, field in kind.model_fields.items()]
+        prefix = str(kind.model_config["env_prefix"])
+        options = [
+            _parameter(name, field, prefix=prefix) for name, field in kind.model_fields.items()
+        ]
 
         def run(**values: object) -> None:
             given = {name: values.pop(name) for name in kind.model_fields}
@@ -44,17 +47,21 @@ def with_options(kind: type[BaseSettings]) -> Callable[[Callable[..., None]], Ca
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, *, prefix: str) -> inspect.Parameter:
     """A field as an option; its value stays text, as the configuration itself parses it."""
     option = typer.Option(
-        envvar=f"KVSERVE_{name.upper()}",
+        envvar=f"{prefix}{name.upper()}",
         help=field.description,
         show_default=_shown(field.default),
         metavar=_metavar(field),
     )
-    kind = bool if field.annotation is bool else str
+    kind = bool if _is_flag(field) else str
     annotation: Any = Annotated[kind | None, option]
     return inspect.Parameter(name, _KEYWORD, default=None, annotation=annotation)
+
+
+def _is_flag(field: FieldInfo) -> bool:
+    return field.annotation in (bool, bool | None)
 
 
 def _shown(default: object) -> str | bool:
@@ -66,7 +73,7 @@ def _shown(default: object) -> str | bool:
 
 def _metavar(field: FieldInfo) -> str | None:
     """The words a field allows, or what kind of value it takes; flags need neither."""
-    if field.annotation is bool:
+    if _is_flag(field):
         return None
     kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
     kind = field.annotation if get_origin(field.annotation) is Literal or not kinds else kinds[0]

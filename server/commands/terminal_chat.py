@@ -61,7 +61,7 @@ class TerminalChat:
             show(" [stopped]")
         except (ChatError, httpx.HTTPError) as error:
             self.messages.pop()
-            raise ChatError(str(error) or type(error).__name__) from error
+            raise _told(error, self._client) from error
         self.messages.append({"role": "assistant", "content": answer})
 
     def _pieces(self) -> Generator[str, None, None]:
@@ -75,9 +75,49 @@ class TerminalChat:
                     yield _content(line.removeprefix(_DATA))
 
 
-def connect(url: str) -> httpx.Client:
-    """A client of the server at this URL, with or without /v1 at its end."""
-    return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), timeout=_TIMEOUT)
+def connect(url: str, *, api_key: str | None = None) -> httpx.Client:
+    """A client of the server at this URL, with or without /v1 at its end.
+
+    Raises:
+        ChatError: It is no URL of HTTP.
+    """
+    base = url.rstrip("/").removesuffix("/v1")
+    if not base.startswith(("http://", "https://")):
+        raise ChatError(f"--url: expected one such as http://127.0.0.1:8000 (got {url})")
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.Client(base_url=base, timeout=_TIMEOUT, headers=headers)
+
+
+def first_model(client: httpx.Client) -> tuple[str, Mapping[str, object] | None]:
+    """The model that the server names first.
+
+    Returns:
+        Its id, and the sampling that its checkpoint recommends; None where the server is of
+        another kind and does not say.
+
+    Raises:
+        ChatError: Nobody answers, or not as a server of models does.
+    """
+    try:
+        response = client.get("/v1/models")
+    except httpx.HTTPError as error:
+        raise _told(error, client) from error
+    if response.status_code != httpx.codes.OK:
+        raise ChatError(f"{client.base_url}: {_error_message(response.text)}")
+    try:
+        card = response.json()["data"][0]
+        recommended = card.get("default_sampling")
+        return str(card["id"]), recommended if isinstance(recommended, dict) else None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ChatError(f"{client.base_url} names no models as OpenAI's API does") from error
+
+
+def _told(error: Exception, client: httpx.Client) -> ChatError:
+    """What went wrong, with the address where nobody answers."""
+    if isinstance(error, httpx.TransportError):
+        why = str(error) or type(error).__name__
+        return ChatError(f"no answer from {client.base_url} ({why}): is the server running?")
+    return ChatError(str(error) or type(error).__name__)
 
 
 def _content(data: str) -> str:

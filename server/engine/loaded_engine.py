@@ -39,6 +39,7 @@ from server.engine.scheduler import Scheduler
 from server.engine.scheduler_observer import TimelineObserver
 from server.engine.timeline import Timeline
 from server.errors import ConfigurationError
+from server.plural import counted
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,8 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         progress=progress,
     )
     if loaded.device.type == "cpu":
-        logger.info("kernels: %s (%s), %d threads", status.path, status.reason, num_threads)
+        threads = counted(num_threads, "thread")
+        logger.info("kernels: %s (%s), %s", status.path, status.reason, threads)
     if loaded.native:  # torch does little then, and its waiting threads would take processors
         torch.set_num_threads(1)
     factory = ExecutorFactory(loaded, cache_dtype=_cache_dtype(loaded, config))

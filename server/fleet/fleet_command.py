@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ import typer
 
 from server.api.handlers.access import log_to_stdout
 from server.api.http_server import DrainingServer, open_socket
+from server.commands.log_lines import for_this_terminal, log_to_stderr
 from server.commands.options import with_options
 from server.errors import ConfigurationError
 from server.fleet.fleet_config import FleetConfig
@@ -38,9 +38,8 @@ def fleet(config: FleetConfig, *, print_config: _PrintConfig = False) -> None:
         return
     if find_spec("ray") is None:
         raise ConfigurationError("a fleet needs Ray: pip install 'kvserve[fleet]'.")
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(levelname)-8s %(message)s", stream=sys.stderr
-    )
+    config = for_this_terminal(config)
+    log_to_stderr(config.log_level or "info")
     if config.access_log:
         log_to_stdout(with_probes=config.log_level == "debug")
     bound = open_socket(config.host, config.port)

@@ -21,5 +21,5 @@ def front_application(front: Front, config: FleetConfig) -> ASGIApp:
         ConfigurationError: The keys cannot be read.
     """
     gated = KeyGate(front, keys=ApiKeys.from_config(config))
-    logged = AccessLog(gated, exchanges=Counter(), enabled=config.access_log)
+    logged = AccessLog(gated, exchanges=Counter(), enabled=config.access_log is not False)
     return CORSMiddleware(logged, **cross_origin_rules(config))

@@ -48,7 +48,7 @@ class Replica:
         self, settings: Mapping[str, Any]
     ) -> None:
         config = _own_store(FleetConfig(**settings))
-        logging.basicConfig(level=config.log_level.upper(), stream=sys.stderr)
+        logging.basicConfig(level=(config.log_level or "info").upper(), stream=sys.stderr)
         if config.access_log:
             log_to_stdout(with_probes=config.log_level == "debug")
         self._grace = config.grace

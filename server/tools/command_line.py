@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from server.config import EngineConfig
 from server.errors import ConfigurationError
+from server.plural import counted
 
 if TYPE_CHECKING:
     from server.engine.loaded_engine import LoadedEngine
@@ -51,8 +52,7 @@ def describe(loaded: LoadedEngine) -> RunFacts:
 
 def caption(facts: RunFacts) -> str:
     """The same for people."""
-    plural = "s" if facts["num_threads"] != 1 else ""
-    where = f"{facts['num_threads']} CPU thread{plural}"
+    where = counted(int(str(facts["num_threads"])), "CPU thread")
     return f"{facts['model']}, {where if facts['device'] == 'cpu' else facts['device']}"
 
 

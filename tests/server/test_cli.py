@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from server import cli
 from server.config import EngineConfig, ServerConfig
+from server.version import VERSION
 
 
 def run(monkeypatch, *arguments: str, stdin: str = "") -> int:
@@ -28,22 +30,31 @@ def run(monkeypatch, *arguments: str, stdin: str = "") -> int:
 @pytest.mark.parametrize(("command", "kind"), [("serve", ServerConfig), ("generate", EngineConfig)])
 def test_help_names_every_option_with_its_variable(command, kind):
     """An option of the configuration cannot be forgotten, as the help is made from it."""
-    result = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "300"})
+    result = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
+    words = " ".join(result.output.split())
     for name, field in kind.model_fields.items():
-        assert f"--{name.replace('_', '-')}" in result.output
-        assert f"KVSERVE_{name.upper()}" in result.output
-        assert field.description.split(";")[0].split("\n")[0] in result.output
+        assert re.search(rf"--{name.replace('_', '-')}\b", words)
+        assert f"KVSERVE_{name.upper()}" in words
+        assert " ".join(field.description.split(";")[0].split()) in words
 
 
 @pytest.mark.parametrize("name", list(get_command(cli.app).commands))
 def test_the_list_of_commands_says_what_each_says_of_itself(name):
     """The list is shown without importing the commands, so it repeats the first line of each."""
     listed = get_command(cli.app).commands[name].help
-    shown = CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": "300"})
-    assert shown.exit_code == 0
-    assert listed in shown.output
-    assert listed in CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "300"}).output
+    for arguments in ([name, "--help"], ["--help"]):
+        shown = CliRunner().invoke(cli.app, arguments)
+        assert shown.exit_code == 0
+        assert listed in " ".join(shown.output.split())
+        assert not re.search("[\u2500-\u257f]", shown.output)  # no boxes
+
+
+def test_the_version_is_one_line():
+    """Of the program, and nothing is started."""
+    shown = CliRunner().invoke(cli.app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"kvserve {VERSION}\n")
 
 
 def test_a_command_imports_only_what_it_needs():
@@ -118,4 +129,28 @@ def test_chat_answers_each_line(monkeypatch, capfd):
 def test_chat_without_a_server_is_one_line(monkeypatch, capfd):
     """The user learns that nobody answers there."""
     assert run(monkeypatch, "chat", "--url", "http://127.0.0.1:9", stdin="ping\n") == 1
-    assert "kvserve: " in capfd.readouterr().err
+    assert "kvserve: no answer from http://127.0.0.1:9" in capfd.readouterr().err
+
+
+class Terminal(io.StringIO):
+    """Somebody who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("system", "code"), [([], 0), (["--system", "refuse"], 1)], ids=["answered", "refused"]
+)
+def test_chat_greets_who_sits_at_a_terminal(monkeypatch, capfd, system, code):
+    """With the model, the address and the keys to press; a last question that failed is a code."""
+    with serving(FakeEngine("pong")) as url:
+        monkeypatch.setattr(sys, "argv", ["kvserve", "chat", "--url", url, *system])
+        monkeypatch.setattr(sys, "stdin", Terminal("ping\n"))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    shown = capfd.readouterr()
+    assert int(ended.value.code or 0) == code
+    assert shown.out.startswith(f"fake at {url}\nEnter sends, Ctrl-C stops an answer, Ctrl-D")
+    assert ("pong" in shown.out) == (code == 0)
+    assert ("chat template refuses" in shown.err) == (code == 1)

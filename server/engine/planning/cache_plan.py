@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from server.errors import ConfigurationError
+from server.plural import counted
 
 AUTO_SHARE = 0.6
 """The part of the available memory that the cache takes when it is not told how much."""
@@ -45,9 +46,10 @@ class CachePlan:
         """The plan in one line, for the log."""
         return (
             f"memory plan: weights {format_bytes(self.weights_bytes)}, "
-            f"cache {format_bytes(self.cache_bytes)} = {self.num_tokens:,} tokens "
+            f"cache {format_bytes(self.cache_bytes)} = {counted(self.num_tokens, 'token')} "
             f"of {format_bytes(self.bytes_per_token)} in blocks of {self.block_size}, "
-            f"room for {self.num_full_requests} requests of {self.max_model_len:,} tokens "
+            f"room for {counted(self.num_full_requests, 'request')} "
+            f"of {counted(self.max_model_len, 'token')} "
             f"(at most {self.max_num_seqs} run at once)"
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ from server.config import EngineConfig
 from server.errors import ConfigurationError
 from server.tools.attention.attention_figure import draw_attention
 from server.tools.command_line import (
+    FigurePath,
     JsonPath,
     caption,
     check_folder,
@@ -26,6 +26,11 @@ from server.tools.command_line import (
 from server.tools.plots import check_plottable
 
 _STRONGEST = 3
+_TELLING_PART = 3
+"""The layer shown by default is a third of the way up, as on the page.
+
+Near the input layers look at neighbours, near the output at the first token: between is more.
+"""
 
 
 @with_options(EngineConfig)
@@ -33,19 +38,24 @@ def attention(
     config: EngineConfig,
     text: Annotated[str, typer.Argument(help="At most 256 tokens.")],
     *,
-    layer: Annotated[int | None, typer.Option(help="From 0; the mean of all if none.")] = None,
-    head: Annotated[int | None, typer.Option(help="From 0; the mean of all if none.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="The heat map: .png, .svg or .pdf.")
+    layer: Annotated[
+        int | None, typer.Option(help="From 0.", show_default="a third of the way up")
     ] = None,
+    head: Annotated[int | None, typer.Option(help="From 0; the mean of all if none.")] = None,
+    mean: Annotated[bool, typer.Option("--mean", help="The mean of all layers.")] = False,
+    figure: FigurePath = None,
     json_path: JsonPath = None,
 ) -> None:
     """Show what each token of a text attends to, computed by the readable reference."""
-    check_plottable(output)
+    if mean and layer is not None:
+        raise ConfigurationError(f"--mean is that of all and --layer is {layer}: give one of them")
+    check_plottable(figure)
     check_folder(json_path)
     with spinner() as bar:
         bar.add_task("loading the model", total=None)
         loaded = load_for_one(config, max_model_len=16)
+    if layer is None and not mean:
+        layer = loaded.info.num_layers // _TELLING_PART
     token_ids = loaded.tokenizer.encode(text)
     try:
         weights = loaded.engine.attention_weights(token_ids, layer=layer, head=head)
@@ -55,10 +65,10 @@ def attention(
     facts = describe(loaded)
     found = {"layer": layer, "head": head, "token_ids": token_ids, "tokens": tokens}
     write_json(json_path, {**facts, **found, "weights": weights})
-    if output is not None:
+    if figure is not None:
         heading = f"Attention of {_which('layer', layer)}, {_which('head', head)}"
-        draw_attention(weights, tokens, heading=heading, subtitle=caption(facts), path=output)
-    if output is None and json_path is None:
+        draw_attention(weights, tokens, heading=heading, subtitle=caption(facts), path=figure)
+    if figure is None and json_path is None:
         _show(tokens, weights)
 
 

@@ -1,12 +1,14 @@
 """The commands as a user runs them: on a small model, on a live server, into files."""
 
 import json
+import signal
 import subprocess
 import sys
 
+import httpx
 import pytest
 from engines import load_engine
-from serving import serving
+from serving import serving, wait_until
 from typer.testing import CliRunner
 
 from server.cli import app
@@ -48,7 +50,7 @@ def test_attention_writes_a_map_and_its_numbers(checkpoint, tmp_path):
     figure, answer = tmp_path / "map.svg", tmp_path / "map.json"
     kvserve(
         "attention", "look back $here$\n", *MODEL, checkpoint("rand-gemma3"), "--layer", 0,
-        "--head", 2, "--output", figure, "--json", answer,
+        "--head", 2, "--figure", figure, "--json", answer,
     )  # fmt: skip
     found = json.loads(answer.read_text())
     assert (found["layer"], found["head"]) == (0, 2)
@@ -63,6 +65,17 @@ def test_attention_without_files_prints(checkpoint):
     printed = kvserve("attention", "look", *MODEL, checkpoint("rand-llama-tied"))
     assert "attends most to" in printed
     assert "100%" in printed
+
+
+def test_attention_shows_a_telling_layer_by_default(checkpoint, tmp_path):
+    """The layer a third of the way up, as the page does; --mean is that of all."""
+    answer = tmp_path / "map.json"
+    command = ["attention", "look", *MODEL, checkpoint("rand-llama-tied"), "--json", answer]
+    for more, layer in (([], 1), (["--layer", 0], 0), (["--mean"], None)):
+        kvserve(*command, *more)
+        assert json.loads(answer.read_text())["layer"] == layer
+    with pytest.raises(ConfigurationError, match="--layer is 1: give one of them"):
+        kvserve(*command, "--mean", "--layer", 1)
 
 
 def test_attention_names_what_is_out_of_bounds(checkpoint):
@@ -106,7 +119,7 @@ def test_load_test_sweeps_over_a_live_server(url, tmp_path, load):
     """Every request of every level is answered in full and reported, drawn and drawn again."""
     answer, figure, timeline = (tmp_path / name for name in ("l.json", "l.png", "t.png"))
     printed = kvserve(
-        "loadtest", "--url", url, *load, "--num-prompts", 6, "--input-len", 5, "--output-len", 4,
+        "loadtest", "--url", url, *load, "--num-prompts", 6, "--input-len", 5, "--max-tokens", 4,
         "--goodput", "ttft:60000,e2el:60000", "--json", answer, "--figure", figure,
         "--timeline", timeline,
     )  # fmt: skip
@@ -126,12 +139,37 @@ def test_load_test_counts_failures_and_says_so(url, tmp_path):
     """Requests that the server refuses are failures by kind, and the exit code tells."""
     answer, timeline = tmp_path / "l.json", tmp_path / "t.png"
     printed = kvserve(
-        "loadtest", "--url", url, "--num-prompts", 3, "--input-len", 5, "--output-len", 9999,
+        "loadtest", "--url", url, "--num-prompts", 3, "--input-len", 5, "--max-tokens", 9999,
         "--warm-up", 0, "--json", answer, "--timeline", timeline, code=1,
     )  # fmt: skip
     assert "3 failed with HTTP 400" in printed
     assert json.loads(answer.read_text())["errors_by_kind"] == {"HTTP 400": 3}
     assert timeline.read_bytes().startswith(PNG)
+
+
+def test_load_test_that_is_interrupted_leaves_what_it_measured(url, tmp_path):
+    """Ctrl-C in the middle still writes the table and the file, and the exit code says so."""
+    answer = tmp_path / "l.json"
+    script = "from server.cli import main; main()"
+    options = ["--num-prompts", "99999", "--input-len", "5", "--max-tokens", "4"]
+    command = [sys.executable, "-c", script, "loadtest", "--url", url, *options]
+
+    def num_generated() -> int:
+        return httpx.get(f"{url}/kv").json()["totals"]["num_generated_tokens"]
+
+    before = num_generated()
+    process = subprocess.Popen(
+        [*command, "--json", str(answer)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert wait_until(lambda: num_generated() > before + 100, 60)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "unfinished" in out
+    assert "only what had ended is counted" in err
+    found = json.loads(answer.read_text())
+    assert 0 < found["completed"] < 99999
+    assert found["completed"] + found["unfinished"] == 99999
 
 
 def test_load_test_needs_a_server():
