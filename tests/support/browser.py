@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -41,6 +44,8 @@ class Page:
 
     def __init__(self, driver: webdriver.Chrome, url: str) -> None:
         self.driver = driver
+        driver.get(f"{url}/static/dom.js")  # a page that is left keeps its chats once more
+        driver.execute_script("localStorage.clear()")
         driver.get_log("browser")  # what an earlier page said is not ours
         driver.get(url)
 
@@ -65,6 +70,77 @@ class Page:
         """Type a question and press Enter."""
         self.find("question").send_keys(question + "\n")
 
+    def idle(self) -> None:
+        """Wait until no answer is being written."""
+        self.until(lambda: not self.is_streaming(), "the answer ends")
+
+    def press(self, id_: str) -> None:
+        self.driver.execute_script("document.getElementById(arguments[0]).click()", id_)
+
+    def tabs(self) -> list[str]:
+        """The names of the chats."""
+        script = "return [...document.querySelectorAll('[role=tab]')].map((tab) => tab.textContent)"
+        return list(self.driver.execute_script(script))
+
+    def show(self, number: int) -> None:
+        """Show a chat by its place among the tabs."""
+        self.driver.execute_script(
+            "document.querySelectorAll('[role=tab]')[arguments[0]].click()", number
+        )
+
+    def stored(self) -> list[dict[str, Any]]:
+        """The conversations that the browser keeps, the oldest first."""
+        script = """
+          return Object.keys(localStorage).filter((key) => key.startsWith("kvserve-chat-"))
+            .map((key) => localStorage.getItem(key));
+        """
+        kept = [json.loads(text) for text in self.driver.execute_script(script)]
+        return sorted(kept, key=lambda chat: int(chat["created"]))
+
+    def markdown(self, text: str) -> str:
+        """The HTML of what the page makes of some Markdown, whole or letter by letter."""
+        script = """
+          const [text, done] = arguments;
+          import(new URL("static/markdown.js", document.baseURI)).then(({ MarkdownView }) => {
+            const box = document.createElement("div");
+            const view = new MarkdownView(box);
+            for (let end = 1; end <= text.length; end += 1) view.show(text.slice(0, end));
+            const grown = box.innerHTML;
+            const whole = document.createElement("div");
+            new MarkdownView(whole).show(text);
+            done([grown, whole.innerHTML]);
+          });
+        """
+        grown, whole = self.driver.execute_async_script(script, text)
+        assert grown == whole, "how it came changes nothing"
+        return str(whole)
+
+    @contextmanager
+    def screen(
+        self, width: int, height: int, *, mobile: bool = False, dark: bool = False
+    ) -> Iterator[None]:
+        """Another size and another colour scheme for a while."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        command = self.driver.execute_cdp_cmd
+        try:
+            command("Emulation.setDeviceMetricsOverride", size)
+            command("Emulation.setEmulatedMedia", {"features": [scheme]})
+            yield
+        finally:
+            command("Emulation.clearDeviceMetricsOverride", {})
+            command("Emulation.setEmulatedMedia", {"features": []})
+
+    def pixel(self, canvas: str, x: float, y: float) -> tuple[int, ...]:
+        """The colour of a canvas at a place in CSS pixels."""
+        script = """
+          const [id, x, y] = arguments;
+          const canvas = document.getElementById(id);
+          const ratio = canvas.width / canvas.clientWidth;
+          return [...canvas.getContext("2d").getImageData(x * ratio, y * ratio, 1, 1).data];
+        """
+        return tuple(self.driver.execute_script(script, canvas, x, y))
+
     def said(self) -> list[str]:
         """All that was said in the chat that is shown."""
         script = "return [...document.querySelectorAll('.said')].map((row) => row.textContent)"
@@ -72,6 +148,10 @@ class Page:
 
     def is_streaming(self) -> bool:
         return bool(self.driver.find_elements(By.CSS_SELECTOR, ".message.streaming"))
+
+    def notice(self) -> str:
+        """What the page says above the box."""
+        return self.text("notices")
 
     def num_shared(self) -> int:
         """Shared blocks, as the map is described to who cannot see it."""

@@ -173,5 +173,8 @@ class Api:
             device=info.device,
             num_parameters=info.num_parameters,
             vocab_size=info.vocab_size,
+            num_layers=info.num_layers,
+            num_heads=info.num_heads,
             has_chat_template=self._engine.chat_template is not None,
+            default_sampling=dict(info.default_params),
         )

@@ -214,7 +214,12 @@ class ModelCard(BaseModel):
     device: str
     num_parameters: int
     vocab_size: int
+    num_layers: int
+    num_heads: int
+    """Query heads of a layer."""
     has_chat_template: bool
+    default_sampling: dict[str, float | int]
+    """What an absent field of a request is taken to be, where the checkpoint recommends it."""
 
 
 class ModelList(BaseModel):

@@ -1,10 +1,10 @@
 // Calls to the server: the key, the one shape of its errors, and streams of events.
 
-import { byId } from "./dom.js";
+import { KeyDialog } from "./key_dialog.js";
 
-const STORED_KEY = "kvserve-key";
-let key = sessionStorage.getItem(STORED_KEY) ?? "";
-let asking = null;
+// The page may be served under a path prefix: everything is asked for beside its own files.
+const ROOT = new URL("..", import.meta.url);
+const dialog = new KeyDialog();
 
 /** What the server refused, in its own words. */
 export class Refusal extends Error {
@@ -14,25 +14,29 @@ export class Refusal extends Error {
   }
 }
 
-/** The response of a call; asks for the key when the server does. */
+/** The response of a call; asks for the key when the server does, and when `json` is sent, again. */
 export async function call(path, options = {}) {
+  const isUsers = options.json !== undefined;
   for (;;) {
-    const used = key;
+    const { key } = dialog;
     const headers = { ...options.headers };
-    if (used) headers.Authorization = `Bearer ${used}`;
-    if (options.json !== undefined) headers["Content-Type"] = "application/json";
-    const response = await fetch(path, {
-      method: options.json === undefined ? "GET" : "POST",
-      body: options.json === undefined ? undefined : JSON.stringify(options.json),
+    if (key) headers.Authorization = `Bearer ${key}`;
+    if (isUsers) headers["Content-Type"] = "application/json";
+    const response = await fetch(new URL(path, ROOT), {
+      method: isUsers ? "POST" : "GET",
+      body: isUsers ? JSON.stringify(options.json) : undefined,
       headers,
       signal: options.signal,
       cache: "no-store",
     });
     if (response.ok) return response;
-    if (response.status === 401 && (key !== used || (await askForKey(Boolean(used))))) continue;
-    throw new Refusal(await reason(response), response.status);
+    const again = response.status === 401 && (dialog.key !== key || (await dialog.ask(isUsers)));
+    if (!again) throw new Refusal(await reason(response), response.status);
   }
 }
+
+/** Lets the server's next 401 ask again, though the user had cancelled. */
+export const mayAskForKey = () => dialog.forgetRefusal();
 
 export async function getJson(path, options) {
   return (await call(path, options)).json();
@@ -70,39 +74,4 @@ async function reason(response) {
   } catch {
     return `The server answered ${response.status}.`;
   }
-}
-
-/** Whether the user gave a key; several calls that need one share the question. */
-function askForKey(wasRefused) {
-  asking ??= showKeyDialog(wasRefused).finally(() => {
-    asking = null;
-  });
-  return asking;
-}
-
-function showKeyDialog(wasRefused) {
-  const dialog = byId("key-dialog");
-  const input = byId("key");
-  byId("key-reason").textContent = wasRefused
-    ? "The server did not accept that key. Try another."
-    : "It is kept in this tab and sent to this server only.";
-  input.value = "";
-  dialog.returnValue = "";
-  dialog.showModal();
-  input.focus();
-  byId("key-cancel").onclick = () => dialog.close("");
-  return new Promise((resolve) => {
-    dialog.addEventListener(
-      "close",
-      () => {
-        const given = dialog.returnValue === "ok" && input.value !== "";
-        if (given) {
-          key = input.value;
-          sessionStorage.setItem(STORED_KEY, key);
-        }
-        resolve(given);
-      },
-      { once: true },
-    );
-  });
 }

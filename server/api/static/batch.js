@@ -1,11 +1,11 @@
 // The list of running requests: what the map shows, in words and numbers.
 
-import { shortId } from "./cache_map.js";
 import { byId, element, milliseconds, plural } from "./dom.js";
 
 const MOST_SHOWN = 40;
 
-export function showBatch(frame, colours) {
+/** Draws the list; `hover` is told the block ids of the request that is pointed at, or null. */
+export function showBatch(frame, colours, hover) {
   const { num_running: running, num_waiting: waiting } = frame;
   byId("batch-counts").textContent =
     `${running} running · ${waiting} waiting` +
@@ -13,12 +13,18 @@ export function showBatch(frame, colours) {
   const companions = sharing(frame.shared);
   const rows = frame.regions
     .slice(0, MOST_SHOWN)
-    .map((region) => describe(region, colours.of(region.request_id), companions));
+    .map((region) => describe(region, colours, { companions, hover }));
   if (frame.regions.length > MOST_SHOWN) {
     rows.push(element("li", { className: "hint" }, `and ${frame.regions.length - MOST_SHOWN} more`));
   }
   if (!rows.length) rows.push(element("li", { className: "hint" }, "Nobody is running."));
   byId("batch").replaceChildren(...rows);
+}
+
+/** What was last seen is no more. */
+export function showNoBatch() {
+  byId("batch-counts").textContent = "";
+  byId("batch").replaceChildren(element("li", { className: "hint" }, "Not known: the server does not answer."));
 }
 
 /** For each request the others it shares blocks with. */
@@ -34,7 +40,8 @@ function sharing(groups) {
   return companions;
 }
 
-function describe(region, colour, companions) {
+function describe(region, colours, { companions, hover }) {
+  const colour = colours.of(region.request_id);
   const swatch = element("span", { className: "swatch" });
   swatch.style.background = colour;
   const bar = element("span", { className: "fill" });
@@ -43,19 +50,22 @@ function describe(region, colour, companions) {
   const others = [...(companions.get(region.request_id) ?? [])];
   const shared = region.num_shared_blocks
     ? ` · ${plural(region.num_shared_blocks, "block")} shared with ${
-        others.length > 1 ? `${others.length} others` : shortId(others[0])}`
+        others.length > 1 ? `${others.length} others` : colours.nameOf(others[0])}`
     : "";
-  return element(
+  const row = element(
     "li",
     { title: region.request_id, "data-request": region.request_id },
     swatch,
-    element("span", { className: "who" }, shortId(region.request_id)),
+    element("span", { className: "who" }, colours.nameOf(region.request_id)),
     element("span", { className: "track", "aria-hidden": "true" }, bar),
     element(
       "span",
       { className: "numbers" },
-      `${region.num_used_tokens} of ${region.num_reserved_tokens} tokens · ` +
+      `${region.num_used_tokens} of ${plural(region.num_reserved_tokens, "token")} · ` +
         `${region.num_cached_tokens} found cached${shared} · ${milliseconds(region.age_seconds)}`,
     ),
   );
+  row.addEventListener("pointerenter", () => hover(new Set(region.block_ids)));
+  row.addEventListener("pointerleave", () => hover(null));
+  return row;
 }

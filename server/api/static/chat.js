@@ -1,204 +1,197 @@
 // Chats with the model, several side by side; each streams on when another is shown.
 
-import { events } from "./api.js";
-import { byId, element } from "./dom.js";
+import { mayAskForKey } from "./api.js";
+import { streamAnswer } from "./answer_stream.js";
+import { ChatPanel } from "./chat_panel.js";
+import { CUT, Conversation } from "./conversation.js";
+import { forget, store, storedConversations } from "./conversation_store.js";
 
 export class Chats {
-  #chats = [];
+  #chats = storedConversations();
   #shown = null;
-  #count = 0;
-  #onAnswer;
+  #deleted = null;
+  #panel;
+  #colours;
+  #sampling;
+  #on;
 
-  /** `onAnswer` is told the times and the id of every answer. */
-  constructor(onAnswer) {
-    this.#onAnswer = onAnswer;
-    byId("ask").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.#submit();
+  /** `on` has answer(answer), told of every answer's times, and hover(chat or null). */
+  constructor(colours, sampling, on) {
+    this.#colours = colours;
+    this.#sampling = sampling;
+    this.#on = on;
+    this.#panel = new ChatPanel({
+      show: (chat) => this.#show(chat),
+      hover: on.hover,
+      rename: (chat, title) => this.#rename(chat, title),
+      open: () => this.open(new Conversation()),
+      branch: () => this.open(this.#shown.branch()),
+      remove: () => this.#remove(),
+      undo: () => this.#undo(),
+      send: (text) => this.#send(text),
+      stop: () => this.#shown.abort?.abort(),
+      system: (text) => this.#setSystem(text),
+      edit: (message) => this.#edit(message),
+      cancelEdit: () => this.#cancelEdit(),
+      retry: () => this.#retry(),
+      regenerate: () => this.#regenerate(),
+      goOn: () => this.#goOn(),
     });
-    byId("question").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-        event.preventDefault();
-        this.#submit();
-      }
-    });
-    document.addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && !byId("key-dialog").open) this.#stop();
-    });
-    byId("stop").addEventListener("click", () => this.#stop());
-    byId("new-chat").addEventListener("click", () => this.#open([]));
-    byId("branch").addEventListener("click", () => this.#open(this.#shown.messages));
-    byId("chats").addEventListener("keydown", (event) => this.#move(event));
-    this.#open([]);
+    window.addEventListener("pagehide", () => this.#chats.forEach(store));
+    if (this.#chats.length) this.#show(this.#chats.at(-1));
+    else this.#show(this.#add(new Conversation()));
   }
 
-  /** A chat that begins with what another has come to, or empty. */
-  #open(messages) {
-    this.#count += 1;
-    const answered = messages.findLastIndex(({ role, streaming }) => role === "assistant" && !streaming);
-    const chat = {
-      number: this.#count,
-      messages: messages.slice(0, answered + 1).map((message) => ({ ...message })),
-      abort: null,
-    };
-    chat.tab = element("button", {
-      type: "button", role: "tab", id: `chat-${chat.number}`, textContent: `Chat ${chat.number}`,
-    });
-    chat.tab.setAttribute("aria-controls", "messages");
-    chat.tab.addEventListener("click", () => this.#show(chat));
+  /** Shows a new chat; an empty one that is there already gives way. */
+  open(chat) {
+    this.#shown.draft = this.#panel.draft;
+    this.#chats = this.#chats.filter(({ messages, system, draft }) => messages.length || system || draft);
+    this.#show(this.#add(chat));
+    this.#panel.focus();
+    return chat;
+  }
+
+  #add(chat) {
     this.#chats.push(chat);
-    byId("chats").append(chat.tab);
-    byId("chats").hidden = this.#chats.length < 2;
-    this.#show(chat);
-    if (this.#chats.length > 1) byId("question").focus();
+    return chat;
+  }
+
+  /** Asks in a chat; answers come into it while another may be shown. Refused questions come back. */
+  async ask(chat, text, sampling = this.#sampling.values()) {
+    if (!sampling || chat.isBusy) return;
+    const before = [...chat.messages];
+    chat.ask(text);
+    const refused = await this.#answer(chat, { role: "assistant", content: "" }, sampling);
+    if (!refused) return;
+    chat.messages = before;
+    chat.draft = chat.draft ? `${text}\n${chat.draft}` : text;
+    this.#changed(chat);
   }
 
   #show(chat) {
+    if (this.#shown) this.#shown.draft = this.#panel.draft;
     this.#shown = chat;
-    for (const other of this.#chats) {
-      other.tab.setAttribute("aria-selected", String(other === chat));
-      other.tab.tabIndex = other === chat ? 0 : -1;
-    }
-    byId("messages").setAttribute("aria-labelledby", chat.tab.id);
-    const rows = chat.messages.map((message) => (message.row = describe(message)));
-    if (!rows.length) rows.push(element("p", { className: "hint" }, "Nothing said yet."));
-    byId("messages").replaceChildren(...rows);
-    this.#scroll(true);
-    this.#buttons();
+    this.#draw();
+    this.#panel.draft = chat.draft;
   }
 
-  #move(event) {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    const at = this.#chats.indexOf(this.#shown) + step;
-    const next = this.#chats[(at + this.#chats.length) % this.#chats.length];
-    this.#show(next);
-    next.tab.focus();
+  #draw() {
+    this.#colours.adopt(this.#chats);
+    this.#panel.drawTabs(this.#tabs);
+    this.#panel.draw(this.#shown, { deleted: this.#deleted });
   }
 
-  #buttons() {
-    const busy = this.#shown.abort !== null;
-    byId("send").hidden = busy;
-    byId("stop").hidden = !busy;
-    byId("branch").disabled = !this.#shown.messages.some(
-      ({ role, streaming }) => role === "assistant" && !streaming,
-    );
-    for (const chat of this.#chats) chat.tab.classList.toggle("busy", chat.abort !== null);
+  get #tabs() {
+    const colourOf = (chat) => this.#colours.ofChat(chat);
+    return { chats: this.#chats, shown: this.#shown, colourOf };
   }
 
-  #stop() {
-    this.#shown.abort?.abort();
-  }
-
-  #submit() {
-    const question = byId("question");
-    const text = question.value.trim();
-    if (!text || this.#shown.abort !== null) return;
-    const chat = this.#shown;
-    chat.messages = chat.messages.filter((message) => message.role !== "error");
-    chat.messages.push({ role: "user", content: text });
-    question.value = "";
-    this.#answer(chat);
-  }
-
-  async #answer(chat) {
-    const json = {
-      messages: chat.messages.map(({ role, content }) => ({ role, content })),
-      stream: true,
-      stream_options: { include_usage: true },
-      temperature: Number(byId("temperature").value),
-      max_tokens: Number(byId("max-tokens").value),
-    };
-    const answer = { role: "assistant", content: "", streaming: true };
-    chat.messages.push(answer);
-    chat.abort = new AbortController();
-    this.#show(chat);
-    const watch = new Stopwatch();
-    try {
-      for await (const chunk of events("/v1/chat/completions", { json, signal: chat.abort.signal })) {
-        answer.id = chunk.id;
-        if (chunk.usage) answer.usage = chunk.usage;
-        const text = chunk.choices[0]?.delta?.content;
-        if (text) {
-          watch.lap();
-          answer.content += text;
-          this.#grow(chat, answer);
-        }
-      }
-    } catch (error) {
-      if (error.name !== "AbortError") this.#fail(chat, error);
-    }
-    answer.streaming = false;
-    answer.times = watch.times(answer.usage?.completion_tokens);
-    if (!answer.content) chat.messages = chat.messages.filter((message) => message !== answer);
-    chat.abort = null;
+  /** Keeps and redraws a chat that has changed. */
+  #changed(chat) {
+    const isKept = store(chat);
+    if (!isKept) chat.notice = { text: "This browser has no room to keep this chat; export it." };
     if (chat === this.#shown) {
-      this.#show(chat);
-      byId("chat-said").textContent = answer.content;
+      this.#panel.draft = chat.draft;
+      this.#draw();
     } else {
-      this.#buttons();
+      this.#panel.drawTabs(this.#tabs);
     }
-    this.#onAnswer({ id: answer.id, ...answer.times });
   }
 
-  #grow(chat, answer) {
-    if (chat !== this.#shown) return;
-    answer.row.querySelector(".said").textContent = answer.content;
-    this.#scroll(false);
+  #rename(chat, title) {
+    chat.title = title === chat.name ? chat.title : title;
+    this.#changed(chat);
   }
 
-  #fail(chat, error) {
-    const lost = error instanceof TypeError;
-    const content = lost ? "The server is gone; the answer ends here." : error.message;
-    chat.messages.push({ role: "error", content });
-    byId("chat-said").textContent = content;
+  #remove() {
+    const chat = this.#shown;
+    chat.abort?.abort();
+    const at = this.#chats.indexOf(chat);
+    this.#chats.splice(at, 1);
+    forget(chat);
+    this.#deleted = chat.messages.length ? chat : null;
+    if (this.#chats.length) this.#show(this.#chats[Math.min(at, this.#chats.length - 1)]);
+    else this.#show(this.#add(new Conversation()));
   }
 
-  /** Follows the text, unless the user has scrolled up to read. */
-  #scroll(always) {
-    const box = byId("messages");
-    const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 60;
-    if (always || atEnd) box.scrollTop = box.scrollHeight;
-  }
-}
-
-function describe(message) {
-  const names = { user: "You", assistant: "Model", error: "Error" };
-  const row = element(
-    "article",
-    { className: `message ${message.role}${message.streaming ? " streaming" : ""}` },
-    element("h3", {}, names[message.role]),
-    element("p", { className: "said" }, message.content),
-  );
-  if (message.usage) {
-    const { prompt_tokens: prompt, completion_tokens: answer } = message.usage;
-    const cached = message.usage.prompt_tokens_details.cached_tokens;
-    row.append(
-      element("p", { className: "hint" }, `${prompt} tokens read, ${cached} of them cached · ${answer} written`),
-    );
-  }
-  return row;
-}
-
-/** Times of the pieces of an answer, as they arrive here. */
-class Stopwatch {
-  #start = performance.now();
-  #first = null;
-  #last = null;
-  #numPieces = 0;
-
-  lap() {
-    this.#numPieces += 1;
-    this.#last = performance.now();
-    this.#first ??= this.#last;
+  #undo() {
+    const chat = this.#deleted;
+    this.#deleted = null;
+    store(chat);
+    this.#show(this.#add(chat));
   }
 
-  /** Seconds until the first piece, and between tokens after it: of one that was stopped, pieces. */
-  times(numTokens = this.#numPieces) {
-    if (this.#first === null) return { first: null, between: null };
-    return {
-      first: (this.#first - this.#start) / 1000,
-      between: numTokens > 1 ? (this.#last - this.#first) / 1000 / (numTokens - 1) : null,
-    };
+  #send(text) {
+    const sampling = this.#sampling.values();
+    if (!sampling || !text || this.#shown.isBusy) return;
+    mayAskForKey();
+    this.#panel.draft = this.#shown.draft = "";
+    this.ask(this.#shown, text, sampling);
+  }
+
+  #setSystem(text) {
+    this.#shown.system = text;
+    store(this.#shown);
+  }
+
+  #edit(message) {
+    const chat = this.#shown;
+    if (chat.isBusy) return;
+    chat.edited = chat.messages.indexOf(message);
+    chat.draft = message.content;
+    this.#changed(chat);
+    this.#panel.focus();
+  }
+
+  #cancelEdit() {
+    this.#shown.edited = null;
+    this.#shown.draft = "";
+    this.#changed(this.#shown);
+  }
+
+  #retry() {
+    const chat = this.#shown;
+    if (chat.draft) this.#send(this.#panel.draft.trim());
+    else this.#regenerate();
+  }
+
+  #regenerate() {
+    const sampling = this.#sampling.values();
+    if (!sampling || this.#shown.isBusy) return;
+    this.#shown.dropAnswer();
+    this.#answer(this.#shown, { role: "assistant", content: "" }, sampling);
+  }
+
+  #goOn() {
+    const sampling = this.#sampling.values();
+    if (!sampling || this.#shown.isBusy) return;
+    this.#answer(this.#shown, this.#shown.messages.pop(), sampling);
+  }
+
+  /** Streams an answer into the chat; whether nothing came of it because it was refused. */
+  async #answer(chat, answer, sampling) {
+    chat.notice = null;
+    chat.abort = new AbortController();
+    answer.streaming = true;
+    chat.messages.push(answer);
+    this.#changed(chat);
+    let failure = null;
+    try {
+      const onText = () => chat === this.#shown && this.#panel.grow(answer);
+      await streamAnswer(chat, answer, { sampling, onText });
+    } catch (error) {
+      failure = error;
+      answer.end = answer.content ? CUT.lost : answer.end;
+      const isLost = error instanceof TypeError;
+      chat.notice = { text: isLost ? "The server is gone." : error.message, retry: true };
+    }
+    delete answer.streaming;
+    chat.abort = null;
+    if (!answer.content) chat.messages = chat.messages.filter((message) => message !== answer);
+    if (chat === this.#shown) chat.draft = this.#panel.draft;
+    if (this.#chats.includes(chat)) this.#changed(chat);
+    if (chat === this.#shown) this.#panel.announce(failure ? chat.notice.text : answer.content);
+    this.#on.answer({ id: answer.id, ...answer.times });
+    return failure !== null && !answer.content;
   }
 }

@@ -1,50 +1,76 @@
-// The comparison: the same continuation with the cache and without it, measured by the server.
+// Comparison: the same continuation with the cache and without it, measured by the server.
 
 import { events } from "./api.js";
-import { byId, milliseconds, redrawWhenNeeded, surface, tint } from "./dom.js";
+import { drawComparison } from "./compare_chart.js";
+import { byId, milliseconds, plural, redrawWhenNeeded } from "./dom.js";
 
-const HEIGHT = 220;
-const EDGE = { left: 58, right: 12, top: 22, bottom: 30 };
+export class Comparison {
+  #canvas = byId("compare-canvas");
+  #steps = null;
+  #isRunning = false;
+  #mostOthers = 0; // requests that ran beside the comparison that is shown
 
-/** Shows the panel; called again after each new connection. */
-export function setUpComparison() {
-  if (!byId("compare-card").hidden) return;
-  byId("compare-card").hidden = false;
-  const canvas = byId("compare-canvas");
-  let steps = null;
-  const draw = () => steps && drawBoth(canvas, steps);
-  redrawWhenNeeded(canvas, draw);
-  byId("compare-form").addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const button = byId("compare-form").querySelector("button");
-    button.disabled = true;
+  constructor() {
+    redrawWhenNeeded(this.#canvas, () => this.#draw());
+    byId("compare-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#run();
+    });
+  }
+
+  /** For a server that has the endpoint. */
+  offer() {
+    byId("compare-card").hidden = false;
+  }
+
+  /** Warns of other requests: they share the steps that a comparison times. */
+  update({ regions, num_waiting: waiting }) {
+    const others = regions.filter(({ request_id: id }) => !id.startsWith("compare-")).length + waiting;
+    if (this.#isRunning) this.#mostOthers = Math.max(this.#mostOthers, others);
+    const wereThere = this.#mostOthers > 0;
+    byId("compare-others").hidden = !(wereThere || others);
+    byId("compare-others").textContent = wereThere
+      ? `Up to ${plural(this.#mostOthers, "other request")} ran beside this comparison: its steps took longer for that.`
+      : `${plural(others, "other request")} on this server now: a comparison would measure ${others === 1 ? "it" : "them"} too.`;
+  }
+
+  async #run() {
+    if (this.#isRunning) return;
+    this.#isRunning = byId("compare-go").disabled = true;
+    this.#mostOthers = 0;
     say("Measuring, first with the cache, then without it…");
     const line = () => ({ length: [], ms: [] });
-    steps = { cached: line(), uncached: line() };
+    this.#steps = { cached: line(), uncached: line() };
     byId("compare-figure").hidden = false;
+    const json = {
+      prompt: byId("compare-prompt").value,
+      max_tokens: Number(byId("compare-tokens").value),
+      stream: true,
+    };
     try {
-      const json = {
-        prompt: byId("compare-prompt").value,
-        max_tokens: Number(byId("compare-tokens").value),
-        stream: true,
-      };
-      for await (const step of events("/v1/compare", { json })) {
-        if (step.object === "compare") {
-          steps = step.steps;
-          say(sentence(step));
-        } else {
-          const { length, ms } = steps[step.use_cache ? "cached" : "uncached"];
-          length.push(step.length);
-          ms.push(step.step_ms);
-        }
-        requestAnimationFrame(draw);
-      }
+      for await (const step of events("v1/compare", { json })) this.#take(step);
     } catch (error) {
-      if (!steps.cached.length.length) byId("compare-figure").hidden = true;
+      if (!this.#steps.cached.length.length) byId("compare-figure").hidden = true;
       say(error instanceof TypeError ? "The server is gone; nothing was measured." : error.message);
     }
-    button.disabled = false;
-  });
+    this.#isRunning = byId("compare-go").disabled = false;
+  }
+
+  #take(step) {
+    if (step.object === "compare") {
+      this.#steps = step.steps;
+      say(sentence(step));
+    } else {
+      const { length, ms } = this.#steps[step.use_cache ? "cached" : "uncached"];
+      length.push(step.length);
+      ms.push(step.step_ms);
+    }
+    requestAnimationFrame(() => this.#draw());
+  }
+
+  #draw() {
+    if (this.#steps) drawComparison(this.#canvas, this.#steps);
+  }
 }
 
 function say(words) {
@@ -61,63 +87,4 @@ function sentence(result) {
     `${milliseconds(last.cached.total_ms / 1000)} instead of ${milliseconds(last.uncached.total_ms / 1000)} ` +
     `up to ${last.length} tokens; the last step alone is ${last.step_speedup.toFixed(1)} times faster. ${equal}`
   );
-}
-
-/** Step times and their sums, side by side where there is room. */
-function drawBoth(canvas, steps) {
-  if (!steps.cached.length.length || canvas.clientWidth === 0) return;
-  const narrow = canvas.clientWidth < 560;
-  const { context, width } = surface(canvas, narrow ? 2 * HEIGHT : HEIGHT);
-  const size = narrow ? width : width / 2;
-  const sums = Object.fromEntries(
-    Object.entries(steps).map(([name, { length, ms }]) => {
-      let sum = 0;
-      return [name, { length, ms: ms.map((time) => (sum += time)) }];
-    }),
-  );
-  drawChart(context, steps, { x: 0, y: 0, width: size, title: "each step" });
-  drawChart(context, sums, narrow
-    ? { x: 0, y: HEIGHT, width: size, title: "all steps so far" }
-    : { x: size, y: 0, width: size, title: "all steps so far" });
-}
-
-function drawChart(context, lines, box) {
-  const all = [lines.cached, lines.uncached];
-  const lengths = all.flatMap((line) => line.length);
-  const [first, last] = [Math.min(...lengths), Math.max(...lengths)];
-  // The first step reads the prompt: it is drawn, but what the others take sets the scale.
-  const highest = Math.max(...all.flatMap((line) => line.ms.slice(1)), 1e-3);
-  const x = (length) =>
-    box.x + EDGE.left + ((box.width - EDGE.left - EDGE.right) * (length - first)) / Math.max(last - first, 1);
-  const y = (ms) => box.y + HEIGHT - EDGE.bottom - ((HEIGHT - EDGE.top - EDGE.bottom) * ms) / highest;
-  context.fillStyle = tint("text");
-  context.textAlign = "left";
-  context.fillText(box.title, x(first), box.y + 13);
-  for (const part of [0, 0.5, 1]) {
-    context.strokeStyle = tint("line");
-    context.beginPath();
-    context.moveTo(x(first), y(part * highest));
-    context.lineTo(x(last), y(part * highest));
-    context.stroke();
-    context.fillStyle = tint("faint");
-    context.textAlign = "right";
-    const words = part ? milliseconds((part * highest) / 1000) : "0";
-    context.fillText(words, x(first) - 6, y(part * highest) + 4);
-  }
-  context.textAlign = "left";
-  context.fillText(`${first} tokens`, x(first), box.y + HEIGHT - 10);
-  context.textAlign = "right";
-  context.fillText(`${last}`, x(last), box.y + HEIGHT - 10);
-  context.save();
-  context.beginPath();
-  context.rect(x(first), y(highest) - 2, x(last) - x(first) + 2, y(0) - y(highest) + 4);
-  context.clip();
-  for (const [line, colour] of [[lines.uncached, "without"], [lines.cached, "with"]]) {
-    context.beginPath();
-    line.length.forEach((length, index) => context.lineTo(x(length), y(line.ms[index])));
-    context.lineWidth = 2;
-    context.strokeStyle = tint(colour);
-    context.stroke();
-  }
-  context.restore();
 }

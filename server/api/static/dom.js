@@ -16,15 +16,26 @@ export function element(tag, properties = {}, ...children) {
   return node;
 }
 
-/** A canvas cleared and scaled for the screen's pixels; draw in CSS pixels. */
+/** A button that does something; the words are its name. */
+export function button(words, action, properties = {}) {
+  const node = element("button", { type: "button", className: "quiet small", ...properties }, words);
+  node.addEventListener("click", action);
+  return node;
+}
+
+/** How much larger than usual the text is: canvases are drawn as if it were not, and enlarged. */
+export const zoom = () => parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
+
+/** A canvas cleared and scaled for the screen's pixels and the text's size. */
 export function surface(canvas, height) {
   const ratio = window.devicePixelRatio || 1;
-  const width = canvas.clientWidth;
-  canvas.style.height = `${height}px`;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
+  const factor = zoom();
+  const width = canvas.clientWidth / factor;
+  canvas.style.height = `${height * factor}px`;
+  canvas.width = Math.round(canvas.clientWidth * ratio);
+  canvas.height = Math.round(height * factor * ratio);
   const context = canvas.getContext("2d");
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.setTransform(ratio * factor, 0, 0, ratio * factor, 0, 0);
   context.font = "12px system-ui, sans-serif";
   return { context, width, height };
 }
@@ -54,3 +65,10 @@ export function milliseconds(seconds) {
 }
 
 export const plural = (count, noun) => `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;
+
+/** Lets the user keep some text as a file. */
+export function saveAs(name, content) {
+  const url = URL.createObjectURL(content);
+  element("a", { href: url, download: name }).click();
+  URL.revokeObjectURL(url);
+}

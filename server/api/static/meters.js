@@ -5,7 +5,7 @@ import { byId, milliseconds, redrawWhenNeeded, surface, tint } from "./dom.js";
 const WINDOW = 1; // seconds over which a rate is taken, where frames come that often
 const LONGEST_WINDOW = 5;
 const HISTORY = 60; // seconds that the line shows
-const HEIGHT = 64;
+const HEIGHT = 46;
 
 export class Meters {
   #canvas = byId("spark");
@@ -32,6 +32,12 @@ export class Meters {
       frame.hit_rate === null ? "–" : `${Math.round(100 * frame.hit_rate)} %`;
   }
 
+  /** Nothing is known of a server that does not answer. */
+  gone() {
+    this.#seen = [];
+    for (const name of ["step", "hits"]) byId(`meter-${name}`).textContent = "–";
+  }
+
   /** Shows what the chat measured of an answer. */
   answered({ first, between }) {
     byId("meter-first").textContent = milliseconds(first);
@@ -48,7 +54,8 @@ export class Meters {
     const rate = fresh && last !== first ? (last.tokens - first.tokens) / Math.max(now - first.time, WINDOW) : 0;
     this.#points.push({ time: now, rate });
     this.#points = this.#points.filter((point) => point.time > now - HISTORY);
-    byId("meter-rate").textContent = rate >= 100 ? Math.round(rate).toLocaleString() : rate.toFixed(rate ? 1 : 0);
+    const isAway = document.body.dataset.server === "away";
+    byId("meter-rate").textContent = isAway ? "–" : rate >= 100 ? Math.round(rate).toLocaleString() : rate.toFixed(rate ? 1 : 0);
     this.#draw();
   }
 

@@ -1,11 +1,11 @@
 // The list of requests, and the timeline of the one that is chosen.
 
 import { call, getJson } from "./api.js";
-import { shortId } from "./cache_map.js";
-import { byId, element, milliseconds } from "./dom.js";
+import { byId, element, milliseconds, saveAs } from "./dom.js";
 import { TimelineFigure } from "./timeline.js";
 
 const MOST_SHOWN = 30;
+const NAMES = ["prompt", "cached", "answer", "first token", "end"];
 const PAUSE = 400;
 
 export class Requests {
@@ -13,8 +13,10 @@ export class Requests {
   #chosen = null;
   #pending = null;
   #running = "";
+  #colours;
 
-  constructor() {
+  constructor(colours) {
+    this.#colours = colours;
     byId("download-trace").addEventListener("click", () => this.#download());
   }
 
@@ -30,7 +32,7 @@ export class Requests {
     this.#pending ??= setTimeout(async () => {
       this.#pending = null;
       try {
-        this.#show((await getJson("/requests")).data);
+        this.#show((await getJson("requests")).data);
       } catch {
         // The stream of snapshots says when the server is gone.
       }
@@ -40,7 +42,7 @@ export class Requests {
   /** Draws the timeline of an answer that has just ended. */
   async choose(requestId) {
     try {
-      const { data } = await getJson(`/requests/${encodeURIComponent(requestId)}/timeline`);
+      const { data } = await getJson(`requests/${encodeURIComponent(requestId)}/timeline`);
       this.#chosen = data[0].request_id;
       this.#figure.show(data[0]);
       byId("download-trace").disabled = false;
@@ -64,7 +66,7 @@ export class Requests {
     const choose = element(
       "button",
       { type: "button", className: "link", title: id, "data-request": id },
-      shortId(id),
+      this.#colours.nameOf(id),
     );
     choose.addEventListener("click", () => this.choose(id));
     const end = {
@@ -82,18 +84,16 @@ export class Requests {
       "tr",
       {},
       element("th", { scope: "row" }, choose),
-      ...cells.map((cell) => element("td", {}, String(cell))),
+      ...cells.map((cell, index) => element("td", { "data-name": NAMES[index] }, String(cell))),
     );
     row.classList.toggle("chosen", id === this.#chosen);
     return row;
   }
 
   async #download() {
-    const path = `/requests/${encodeURIComponent(this.#chosen)}/timeline?format=chrome`;
+    const path = `requests/${encodeURIComponent(this.#chosen)}/timeline?format=chrome`;
     try {
-      const url = URL.createObjectURL(await (await call(path)).blob());
-      element("a", { href: url, download: `${this.#chosen}.trace.json` }).click();
-      URL.revokeObjectURL(url);
+      saveAs(`${this.#chosen}.trace.json`, await (await call(path)).blob());
     } catch (error) {
       this.#figure.fail(error.message);
     }

@@ -8,6 +8,7 @@ const RIGHT = 12;
 const LANES = { bars: [8, 40], step: [58, 104], cache: [122, 168] };
 const KINDS = { prompt_chunk: "prompt", decode: "decode", recompute: "recompute" };
 
+/** Draws into its canvas; `show` takes what /requests/{id}/timeline says of a request. */
 export class TimelineFigure {
   #canvas = byId("timeline-canvas");
   #request = null;
