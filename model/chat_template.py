@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from model.errors import TemplateError
+from model.text.content_forms import as_parts, roles_in_parts, shows_thoughts
 from model.text.control_tokens import ControlTokens, Segment
 from model.text.template_renderer import TemplateLimitError, TemplateRenderer
 from model.tokenizer import Tokenizer
@@ -21,7 +23,8 @@ TemplateMessage = Mapping[str, object]
 
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 """Appended to the message to be continued; the prompt ends where it shows up."""
-_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+"""What templates call the thoughts of a turn."""
 _NO_TOKENS = ControlTokens(())
 
 
@@ -43,6 +46,7 @@ class ChatTemplate:
         self._renderer = TemplateRenderer()
         for text in self._sources.values():
             self._renderer.check(text)
+        self._in_parts = {name: self._ask_for_parts(name) for name in self._sources}
 
     def render(
         self,
@@ -78,16 +82,15 @@ class ChatTemplate:
         if continue_final_message:
             messages, last_text = _tag_final_text(messages)
         variables = {
-            **self._special_tokens,
+            **self._variables(add_generation_prompt=add_generation_prompt),
             "tools": control_tokens.mark(tools),
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
             **{name: control_tokens.mark(value) for name, value in kwargs.items()},
         }
-        source = self._source(has_tools=tools is not None)
+        name = self._choose(has_tools=tools is not None)
+        source, in_parts = self._sources[name], self._in_parts[name] or frozenset()
         failure: TemplateError | None = None
         for variant in _variants(messages):
-            turns = control_tokens.mark_all(variant)
+            turns = control_tokens.mark_all(_in_parts(variant, in_parts))
             try:
                 text = self._renderer.render(source, {**variables, "messages": turns})
                 if continue_final_message:
@@ -140,7 +143,42 @@ class ChatTemplate:
         word = re.compile(rf"\b{re.escape(name)}\b")
         return any(word.search(source) for source in self._sources.values())
 
-    def _source(self, *, has_tools: bool) -> str:
+    def _variables(self, *, add_generation_prompt: bool) -> dict[str, object]:
+        """What every rendering has."""
+        return {
+            **self._special_tokens,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+
+    def _ask_for_parts(self, name: str) -> frozenset[str] | None:
+        """The roles whose content one of the templates reads as parts; None if it shows none."""
+        variables = self._variables(add_generation_prompt=False)
+        source = self._sources[name]
+        return roles_in_parts(
+            lambda turns: self._renderer.render(source, {**variables, "messages": turns})
+        )
+
+    @cached_property
+    def shows_reasoning(self) -> bool:
+        """Whether thoughts of earlier turns reach the prompt."""
+        return shows_thoughts(self._written) or shows_thoughts(
+            lambda turns: self._written(turns, tools=[])
+        )
+
+    def _written(
+        self, turns: Sequence[TemplateMessage], tools: Sequence[TemplateMessage] | None = None
+    ) -> str:
+        """The whole prompt as text."""
+        return "".join(segment.text for segment in self.render(turns, tools=tools))
+
+    @property
+    def shows_users(self) -> bool:
+        """Whether what users say reaches the prompt."""
+        return all(roles is not None for roles in self._in_parts.values())
+
+    def _choose(self, *, has_tools: bool) -> str:
         """Choose among the templates of a model as the reference does."""
         name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
@@ -148,7 +186,7 @@ class ChatTemplate:
                 f"the model has several chat templates ({', '.join(sorted(self._sources))}) "
                 "and none is the default"
             )
-        return self._sources[name]
+        return name
 
 
 def read_folder_templates(path: Path) -> str | dict[str, str] | None:
@@ -211,15 +249,41 @@ def _variants(messages: Sequence[TemplateMessage]) -> Iterator[list[dict[str, ob
         yield [{"content": "", **turn} for turn in with_objects]
     if with_objects != plain:
         yield [{"content": "", **turn} for turn in plain]
+    merged = _with_one_system_turn(with_objects)
+    if len(merged) < len(with_objects):
+        yield [{"content": "", **turn} for turn in merged]
+
+
+def _with_one_system_turn(turns: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """The turns with all that systems say at the beginning, for templates that take it only there.
+
+    Turns of parts are left where they are.
+    """
+    said = [turn for turn in turns if turn.get("role") == "system"]
+    texts = [turn.get("content") for turn in said]
+    if not said or not all(isinstance(text, str) for text in texts):
+        return list(turns)
+    first = {**said[0], "content": "\n\n".join(filter(None, map(str, texts)))}
+    return [first, *(turn for turn in turns if turn.get("role") != "system")]
 
 
 def _without_nulls(message: TemplateMessage) -> dict[str, object]:
     """Leave out what is null, and give reasoning the names that templates know it by."""
     turn = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((turn[name] for name in _REASONING_NAMES if name in turn), None)
+    reasoning = next((turn[name] for name in REASONING_NAMES if name in turn), None)
     if reasoning is not None:
         turn = {"thinking": reasoning, **turn, "reasoning_content": reasoning}
     return turn
+
+
+def _in_parts(turns: Sequence[dict[str, object]], roles: frozenset[str]) -> list[dict[str, object]]:
+    """The turns with the content of these roles as parts."""
+    return [
+        {**turn, "content": as_parts(turn["content"])}
+        if turn.get("role") in roles and "content" in turn
+        else turn
+        for turn in turns
+    ]
 
 
 def _parsed_calls(turn: Mapping[str, object]) -> dict[str, object]:

@@ -17,6 +17,7 @@ from model.errors import TokenizerError
 from model.text.control_tokens import ControlTokens, Segment
 from model.text.gguf_tokenizer import build_gguf_backend
 from model.text.hf_tokenizer import build_hf_backend
+from model.text.normaliser_growth import check_growth
 from model.text.tokenizer_parts import TokenizerParts
 
 _INVISIBLE = "\ufdd0\ufdd1"
@@ -35,6 +36,7 @@ class Tokenizer:
 
     def __init__(self, parts: TokenizerParts) -> None:
         backend = parts.backend
+        check_growth(backend.normalizer)
         backend.no_truncation()
         backend.no_padding()
         added = backend.get_added_tokens_decoder()
@@ -196,6 +198,12 @@ def _encode(backend: Backend, text: str) -> list[int]:
     except (TypeError, UnicodeEncodeError) as error:
         raise TokenizerError(
             "The text holds half of a surrogate pair, which is no text."
+        ) from error
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the library is no Exception
+        raise TokenizerError(
+            f"The tokenizer cannot read a text of {len(text)} characters: {str(error)[:200]}."
         ) from error
     ids: list[int] = encoding.ids
     return ids

@@ -6,7 +6,6 @@ The container itself is gguf_file.py's, the meaning of the blocks the `gguf` pac
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from model.chat_template import ChatTemplate, read_gguf_templates
 from model.errors import CheckpointError
 from model.families.known import FAMILIES
 from model.families.tensor_parts import GGUFTensors, TensorPart
+from model.formats.default_params import checked_defaults
 from model.formats.gguf_config import read_gguf_config
 from model.formats.gguf_file import GGUFFile, GGUFTensor, row_bytes
 from model.formats.gguf_parts import open_gguf
@@ -145,11 +145,7 @@ class GGUFCheckpoint:
             ours: self.file.metadata.get(f"general.sampling.{theirs}")
             for theirs, ours in _SAMPLING.items()
         }
-        return {
-            name: value
-            for name, value in found.items()
-            if isinstance(value, int | float) and math.isfinite(value)
-        }
+        return checked_defaults(found, "general.sampling")
 
     def sources(self) -> Iterator[GGUFSource]:
         """List the tensors under their canonical names, unknown ones under their own."""

@@ -7,7 +7,6 @@ loading holds one tensor beyond the model. The container is the `safetensors` pa
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from model.chat_template import ChatTemplate, read_folder_templates
 from model.errors import CheckpointError
 from model.families.known import FAMILIES
 from model.families.tensor_parts import TensorPart
+from model.formats.default_params import checked_defaults
 from model.formats.hf_config import read_hf_config
 from model.tokenizer import Tokenizer
 
@@ -124,11 +124,7 @@ class SafetensorsCheckpoint:
     def default_params(self) -> dict[str, float]:
         """The sampling parameters the model's authors recommend."""
         found = {name: self._generation.get(name) for name in _SAMPLING}
-        return {
-            name: value
-            for name, value in found.items()
-            if isinstance(value, int | float) and math.isfinite(value)
-        }
+        return checked_defaults(found, "generation_config.json")
 
     def sources(self) -> Iterator[SafetensorsSource]:
         """List the tensors under their canonical names, unknown ones under their own."""

@@ -1,6 +1,6 @@
 """TemplateRenderer: a chat template rendered in a process that can be ended at any time.
 
-Owns the process: starts it, starts it again after a template had to be ended, and ends it.
+Owns the processes: starts them, again after a template had to be ended, and ends them.
 Knows Jinja only through model/text/template_sandbox.py, which runs over there.
 """
 
@@ -30,7 +30,10 @@ class TemplateLimitError(TemplateError):
 
 
 class TemplateRenderer:
-    """Renders templates one after the other; any thread may call it.
+    """Renders templates; any thread may call it, and none waits for another's rendering.
+
+    There are as many processes as there were threads at the same time; the next one is started
+    when it is needed.
 
     Args:
         seconds: How long one rendering may take.
@@ -39,8 +42,7 @@ class TemplateRenderer:
     def __init__(self, *, seconds: float = SECONDS) -> None:
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._finalizer: weakref.finalize[..., TemplateRenderer] | None = None
+        self._idle: list[_Renderer] = []
 
     def check(self, source: str) -> None:
         """Compile a template.
@@ -59,9 +61,11 @@ class TemplateRenderer:
         return self._ask({"source": source, "variables": variables})
 
     def close(self) -> None:
-        """End the process; the next rendering starts another."""
+        """End the processes that do nothing; the next rendering starts another."""
         with self._lock:
-            self._end()
+            idle, self._idle = self._idle, []
+        for renderer in idle:
+            renderer.end()
 
     def _ask(self, request: Mapping[str, object]) -> str:
         try:
@@ -69,12 +73,26 @@ class TemplateRenderer:
         except (TypeError, ValueError, RecursionError) as error:
             raise TemplateError(f"the messages are not plain data: {error}") from error
         with self._lock:
-            reply = self._exchange(line)
+            renderer = self._idle.pop() if self._idle else _Renderer(self._seconds)
+        try:
+            reply = renderer.exchange(line)
+        finally:
+            with self._lock:
+                self._idle.append(renderer)
         if "error" in reply:
             raise TemplateError(reply["error"])
         return reply["text"]
 
-    def _exchange(self, line: bytes) -> dict[str, str]:
+
+class _Renderer:
+    """One process that renders; one thread at a time may use it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._finalizer: weakref.finalize[..., _Renderer] | None = None
+
+    def exchange(self, line: bytes) -> dict[str, str]:
         """Send one line and wait for one; the other side ends itself when its time is over."""
         process = self._running()
         try:
@@ -84,7 +102,7 @@ class TemplateRenderer:
         except OSError:
             answer = b""
         if not answer.endswith(b"\n"):
-            self._end()
+            self.end()
             if process.returncode == -signal.SIGALRM:
                 raise TemplateLimitError(f"it takes longer than {self._seconds:g} s")
             raise TemplateLimitError("its process ended unexpectedly")
@@ -93,7 +111,7 @@ class TemplateRenderer:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
-            self._end()
+            self.end()
             self._process = subprocess.Popen(  # noqa: S603 - our own program, no shell
                 [sys.executable, "-P", "-s", str(_PROGRAM)],
                 stdin=subprocess.PIPE,
@@ -105,7 +123,8 @@ class TemplateRenderer:
             self._finalizer = weakref.finalize(self, _end_process, self._process)
         return self._process
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the process; the next exchange starts another."""
         if self._finalizer is not None:
             self._finalizer()
         self._process = self._finalizer = None

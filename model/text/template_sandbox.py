@@ -29,6 +29,14 @@ import jinja2.utils
 
 MEMORY_LIMIT = 512 << 20
 """Bytes of address space."""
+MAX_TEXT = 1 << 20
+"""Characters that a template may make of nothing."""
+MAX_GROWTH = 8
+"""How often it may write each byte that it was given."""
+MAX_MESSAGE = 1000
+"""Characters of a template's own words."""
+MAX_PATTERN = 200
+"""Characters of a pattern for the time."""
 ESCAPED_MARK = re.compile(r"(?<!\\)((?:\\\\)*)\\u(fdd[234])")
 """A mark of model.text.control_tokens in ASCII; backslashes of the user's own come in pairs."""
 
@@ -114,12 +122,16 @@ def to_json(
 
 def strftime_now(pattern: str) -> str:
     """Format the local time."""
+    if len(pattern) > MAX_PATTERN:
+        raise jinja2.TemplateError(
+            f"strftime_now takes at most {MAX_PATTERN} characters (got {len(pattern)})"
+        )
     return datetime.datetime.now().strftime(pattern)
 
 
 def raise_exception(message: str) -> NoReturn:
     """Let a template refuse its messages in its own words."""
-    raise jinja2.TemplateError(str(message))
+    raise jinja2.TemplateError(str(message)[:MAX_MESSAGE])
 
 
 def _check_name(name: object) -> None:
@@ -151,25 +163,38 @@ def answer(requests: IO[bytes], answers: IO[bytes]) -> None:
     for line in requests:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, request["seconds"])
-        reply = _reply(compiled, request)
+        reply = _reply(compiled, request, limit=MAX_TEXT + MAX_GROWTH * len(line))
         signal.setitimer(signal.ITIMER_REAL, 0)
         answers.write(json.dumps(reply).encode() + b"\n")
         answers.flush()
 
 
-def _reply(compiled: Callable[[str], jinja2.Template], request: dict[str, Any]) -> dict[str, str]:
+def _reply(
+    compiled: Callable[[str], jinja2.Template], request: dict[str, Any], *, limit: int = MAX_TEXT
+) -> dict[str, str]:
     try:
         template = compiled(request["source"])
         variables = request.get("variables")
-        return {"text": "" if variables is None else template.render(variables)}
+        return {"text": "" if variables is None else _rendered(template, variables, limit)}
     except jinja2.TemplateSyntaxError as error:
-        return {"error": f"line {error.lineno}: {error.message}"}
+        return {"error": f"line {error.lineno}: {error.message}"[:MAX_MESSAGE]}
     except MemoryError:
         return {"error": "it needs too much memory"}
     except RecursionError:
         return {"error": "it is nested too deeply"}
     except Exception as error:  # noqa: BLE001 - whatever a template provokes is its own fault
-        return {"error": str(error) or type(error).__name__}
+        return {"error": (str(error) or type(error).__name__)[:MAX_MESSAGE]}
+
+
+def _rendered(template: jinja2.Template, variables: dict[str, Any], limit: int) -> str:
+    """The text, made piece by piece and no further than the limit."""
+    pieces, size = [], 0
+    for piece in template.generate(variables):
+        size += len(piece)
+        if size > limit:
+            raise jinja2.TemplateError(f"it makes a text of more than {limit} characters")
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 if __name__ == "__main__":

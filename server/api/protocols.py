@@ -64,6 +64,14 @@ class ChatTemplateLike(Protocol):
     def source(self) -> str:
         """All that the template says."""
 
+    @property
+    def shows_users(self) -> bool:
+        """Whether it writes what users say."""
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether it writes the thoughts of earlier turns."""
+
     def mentions(self, name: str) -> bool:
         """Whether the template reads a variable of this name."""
 

@@ -92,6 +92,8 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
     factory = ExecutorFactory(loaded, cache_dtype=_cache_dtype(loaded, config))
     memory = plan_memory(loaded, factory, config)
     plan, limits = memory.cache, memory.limits
+    if loaded.chat_template is not None and not loaded.chat_template.shows_users:
+        logger.warning("the chat template does not show what users say: chats are refused")
     logger.info(plan.describe())
     executor = factory.make(limits)
     manager = KVCacheManager(

@@ -72,6 +72,9 @@ class FakeChatTemplate:
         self.source = source
         self.kwargs: dict[str, object] = {}
 
+    shows_users = True
+    shows_reasoning = False
+
     def mentions(self, name: str) -> bool:
         return name == "enable_thinking"
 

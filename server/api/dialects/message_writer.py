@@ -51,7 +51,13 @@ class MessageWriter(BlockWriter):
 
     def _whole(self, last: Piece) -> MessageObject:
         ending = self._ending(last)
-        content = [_block(block, is_open=False) for block in self._reader.blocks]
+        # A call that was cut off is none: whoever made it would use arguments that are not whole.
+        blocks = [
+            block
+            for block in self._reader.blocks
+            if block.is_complete or block.kind is not BlockKind.CALL
+        ]
+        content = [_block(block, is_open=False) for block in blocks]
         return self._message(content, ending)
 
     def _opening(self, _index: int) -> Iterator[MessageStart]:

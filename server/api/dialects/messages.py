@@ -12,14 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from server.api.dialects.dialect import Dialect, sampling_fields
+from server.api.dialects.tool_kinds import functions_only, refuse_choice
 from server.api.fields.fields import Endpoint
+from server.api.inputs.chat_turns import REASONING
 from server.api.schemas.message_schemas import (
     MessageBody,
     MessageCountBody,
     MessageTool,
+    RedactedBlock,
     TextBlock,
     TextContent,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     Turn,
@@ -85,6 +89,7 @@ class _OpenTurn:
     content: list[TurnPart] = field(default_factory=list)
     tool_calls: list[MadeCall] = field(default_factory=list)
     tool_call_id: str | None = None
+    thoughts: list[str] = field(default_factory=list)
 
     def close(self) -> Message:
         """The turn as a chat has it; what it has not is not set."""
@@ -92,7 +97,10 @@ class _OpenTurn:
         answered: dict[str, Any] = (
             {} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id}
         )
-        return Message(role=self.role, content=self.content, **calls, **answered)
+        thoughts: dict[str, Any] = (
+            {"reasoning_content": "\n".join(self.thoughts)} if self.thoughts else {}
+        )
+        return Message(role=self.role, content=self.content, **calls, **answered, **thoughts)
 
 
 def _messages(body: MessageCountBody) -> list[Message]:
@@ -109,11 +117,13 @@ def _add_turn(turns: list[_OpenTurn], turn: Turn) -> None:
     if isinstance(turn.content, str):
         _turn_of(turns, turn.role).content += _text_parts(turn.content)
         return
-    if all(isinstance(block, ThinkingBlock) for block in turn.content):
+    if all(isinstance(block, ThinkingBlock | RedactedBlock) for block in turn.content):
         _turn_of(turns, turn.role)  # it says nothing, but it is a turn
     for block in turn.content:
         if isinstance(block, TextBlock):
             _turn_of(turns, turn.role).content += _text_parts([block])
+        elif isinstance(block, ThinkingBlock) and block.thinking and turn.role == "assistant":
+            _turn_of(turns, turn.role).thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
             _turn_of(turns, turn.role).tool_calls.append(_call(block))
         elif isinstance(block, ToolResultBlock):
@@ -129,8 +139,13 @@ def _turn_of(turns: list[_OpenTurn], role: Role) -> _OpenTurn:
 
 
 def _text_parts(content: TextContent) -> list[TurnPart]:
-    texts = [content] if isinstance(content, str) else [block.text for block in content]
+    texts = [content] if isinstance(content, str) else map(_text_of, content)
     return [TextPart(type="text", text=text) for text in texts]
+
+
+def _text_of(block: TextBlock | ToolReferenceBlock) -> str:
+    """What a block says; a reference to a tool that was found is the tool's name."""
+    return block.text if isinstance(block, TextBlock) else block.tool_name
 
 
 def _call(block: ToolUseBlock) -> MadeCall:
@@ -189,18 +204,52 @@ def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _offer(body: dict[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
+    """The body with the tools that have a schema of the client's, and the names of the others.
+
+    Raises:
+        UnsupportedValueError: Another tool must be called.
+    """
+    given = body.get("tools")
+    tools, others = functions_only(given, _is_function)
+    choice = body.get("tool_choice")
+    wanted = choice.get("name") if isinstance(choice, Mapping) else None
+    if others and wanted is not None and isinstance(given, list):
+        kinds = [tool for tool in given if isinstance(tool, Mapping) and not _is_function(tool)]
+        for tool in kinds:
+            if tool.get("name") == wanted:
+                refuse_choice(tool.get("type"))
+    return (body | {"tools": tools} if "tools" in body else body), others
+
+
+def _is_function(tool: Mapping[str, object]) -> bool:
+    """Whether the client says itself what a tool takes."""
+    return tool.get("type") in (None, "custom") or "input_schema" in tool
+
+
 _NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "chat_template_kwargs.enable_thinking": "thinking",
     "tools[].function.strict": "tools[].strict",
+    REASONING: "messages[].content[].thinking",
 }
 MESSAGES = Dialect(
-    schema=MessageBody, endpoint=Endpoint.MESSAGES, to_chat=message_to_chat, names=_NAMES
+    schema=MessageBody,
+    endpoint=Endpoint.MESSAGES,
+    to_chat=message_to_chat,
+    names=_NAMES,
+    tool_schema="input_schema",
+    offer=_offer,
 )
 """How to read a message's body and speak of it."""
 MESSAGE_COUNTS = Dialect(
-    schema=MessageCountBody, endpoint=Endpoint.MESSAGES, to_chat=message_to_chat, names=_NAMES
+    schema=MessageCountBody,
+    endpoint=Endpoint.MESSAGES,
+    to_chat=message_to_chat,
+    names=_NAMES,
+    tool_schema="input_schema",
+    offer=_offer,
 )
 """The same where only tokens are counted."""

@@ -6,7 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, RootModel
 
-from server.api.schemas.response_schemas import ResponseNamedTool, ResponseTool, TextFormat
+from server.api.schemas.response_schemas import (
+    NamespaceTool,
+    ResponseNamedTool,
+    ResponseTool,
+    TextFormat,
+)
 from server.api.schemas.wire_types import ErrorDetail
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -56,6 +61,7 @@ class FunctionCallItem(BaseModel):
     status: ItemStatus
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -135,7 +141,7 @@ class ResponseObject(BaseModel):
     temperature: float
     text: ResponseTextEcho
     tool_choice: Literal["none", "auto", "required"] | ResponseNamedTool
-    tools: list[ResponseTool]
+    tools: list[ResponseTool | NamespaceTool]
     top_p: float
     background: Literal[False] = False
     previous_response_id: None = None

@@ -38,9 +38,10 @@ from server.api.dialects.response_answers import (
     ResponseThoughtsDoneEvent,
     ResponseUsage,
 )
+from server.api.dialects.tool_kinds import out_of_namespace
 from server.api.generation_call import GenerationCall
 from server.api.protocols import TokenizerLike
-from server.api.schemas.response_schemas import ResponseBody, TextFormat
+from server.api.schemas.response_schemas import NamespaceTool, ResponseBody, TextFormat
 from server.api.schemas.wire_types import ErrorDetail
 from server.errors import ApiError
 from server.request import FinishReason
@@ -65,6 +66,7 @@ class ResponseWriter(BlockWriter):
         self._body = body
         self._number = call.id.partition("-")[2]
         self._sequence_number = 0
+        self._namespaces = [t.name for t in body.tools if isinstance(t, NamespaceTool)]
 
     def failure(self, error: ApiError) -> bytes:
         """What ends a stream that fails: the response as far as it came, and the error."""
@@ -162,8 +164,14 @@ class ResponseWriter(BlockWriter):
         begins = status == "in_progress"
         text, item_id = "" if begins else block.text, self._item_id(block)
         if block.kind is BlockKind.CALL:
+            namespace, name = out_of_namespace(block.name, self._namespaces)
             return FunctionCallItem(
-                id=item_id, status=status, call_id=block.call_id, name=block.name, arguments=text
+                id=item_id,
+                status=status,
+                call_id=block.call_id,
+                name=name,
+                namespace=namespace,
+                arguments=text,
             )
         if block.kind is BlockKind.THOUGHTS:
             thoughts = [] if begins else [ReasoningText(text=text)]

@@ -6,15 +6,17 @@ back into the words of the client. What the schema has checked is taken over as 
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
 from server.api.dialects.dialect import Dialect, sampling_fields
+from server.api.dialects.tool_kinds import functions_only, in_namespace, refuse_choice
 from server.api.fields.fields import Endpoint
+from server.api.inputs.chat_turns import REASONING
 from server.api.schemas.output_schemas import (
     FunctionDefinition,
     FunctionName,
@@ -37,16 +39,19 @@ from server.api.schemas.requests import (
 from server.api.schemas.response_schemas import (
     CallItem,
     CallOutputItem,
+    CustomCallItem,
     InputMessage,
     Item,
     ItemContent,
     ItemText,
+    NamespaceTool,
     ResponseBody,
     ResponseNamedTool,
     ResponseTool,
     TextFormat,
     ThoughtsItem,
 )
+from server.errors import InvalidRequestError
 
 
 def response_to_chat(body: ResponseBody) -> ChatBody:
@@ -62,7 +67,7 @@ def response_to_chat(body: ResponseBody) -> ChatBody:
         if name in body.model_fields_set
     }
     values["messages"] = _messages(body)
-    values["tools"] = [_tool(tool) for tool in body.tools]
+    values["tools"] = [function for tool in body.tools for function in _functions(tool)]
     choice = body.tool_choice
     if isinstance(choice, ResponseNamedTool):
         values["tool_choice"] = NamedTool(type="function", function=FunctionName(name=choice.name))
@@ -82,14 +87,50 @@ def _messages(body: ResponseBody) -> list[Message]:
     if isinstance(body.input, str):
         opening = [body.instructions] if body.instructions else []
         return [*_system(opening), Message(role="user", content=body.input)]
-    items: deque[Item] = deque(item for item in body.input if not isinstance(item, ThoughtsItem))
+    if not body.input and not body.instructions:
+        raise InvalidRequestError("'input' must not be empty (got []).", param="input")
+    items: deque[Item] = deque(body.input)
     messages = _system(_opening(body.instructions, items))
-    for calls, group in groupby(items, key=lambda item: isinstance(item, CallItem)):
-        if calls:
-            _add_calls(messages, [item for item in group if isinstance(item, CallItem)])
-        else:
-            messages += [_message(item) for item in group]
-    return messages
+    answer = _OpenAnswer()
+    for item in items:
+        if answer.take(item):
+            continue
+        messages += answer.close()
+        answer = _OpenAnswer()
+        if not answer.take(item):
+            messages.append(_message(item))
+    return messages + answer.close()
+
+
+class _OpenAnswer:
+    """A turn of the assistant: its thoughts, then what it said, then its calls."""
+
+    def __init__(self) -> None:
+        self._thoughts: list[str] = []
+        self._content: Content | None = None
+        self._calls: list[MadeCall] = []
+
+    def take(self, item: Item) -> bool:
+        """Let an item join the turn; returns whether it does."""
+        if isinstance(item, ThoughtsItem):
+            self._thoughts += [item.text] if item.text else []
+            return True
+        if isinstance(item, CallItem | CustomCallItem):
+            self._calls.append(_made_call(item))
+            return True
+        is_free = self._content is None and not self._calls
+        if isinstance(item, InputMessage) and item.role == "assistant" and is_free:
+            self._content = _content(item.content)
+            return True
+        return False
+
+    def close(self) -> list[Message]:
+        """The turn as a chat has it; thoughts that led to nothing are none."""
+        if self._content is None and not self._calls:
+            return []
+        more: dict[str, Any] = {"tool_calls": self._calls} if self._calls else {}
+        more |= {"reasoning_content": "\n".join(self._thoughts)} if self._thoughts else {}
+        return [Message(role="assistant", content=self._content, **more)]
 
 
 def _opening(instructions: str | None, items: deque[Item]) -> list[Content]:
@@ -117,22 +158,22 @@ def _message(item: Item) -> Message:
     return Message(role="tool", tool_call_id=item.call_id, content=_content(item.output))
 
 
-def _add_calls(messages: list[Message], items: Sequence[CallItem]) -> None:
-    """Calls that follow each other, or a text, are one turn."""
-    made = [
-        MadeCall(
-            id=item.call_id,
-            type="function",
-            function=FunctionCall(name=item.name, arguments=item.arguments),
-        )
-        for item in items
-    ]
-    if messages and messages[-1].role == "assistant":
-        last = messages.pop()
-        made = [*(last.tool_calls or ()), *made]
-        messages.append(last.model_copy(update={"tool_calls": made}))
-    else:
-        messages.append(Message(role="assistant", content=None, tool_calls=made))
+def _made_call(item: CallItem | CustomCallItem) -> MadeCall:
+    function = FunctionCall(name=_name_of(item), arguments=_arguments_of(item))
+    return MadeCall(id=item.call_id, type="function", function=function)
+
+
+def _name_of(item: CallItem | CustomCallItem) -> str:
+    """The name under which the model called."""
+    namespace = item.namespace if isinstance(item, CallItem) else None
+    return in_namespace(namespace, item.name) if namespace else item.name
+
+
+def _arguments_of(item: CallItem | CustomCallItem) -> str:
+    """The arguments as JSON; the text of a tool that takes plain text is its only one."""
+    if isinstance(item, CallItem):
+        return item.arguments
+    return json.dumps({"input": item.input}, ensure_ascii=False)
 
 
 def _content(content: ItemContent) -> Content:
@@ -151,6 +192,60 @@ def _parts(content: Content) -> list[TurnPart]:
     return [TextPart(type="text", text=content)] if isinstance(content, str) else content
 
 
+def _functions(tool: ResponseTool | NamespaceTool) -> list[Tool]:
+    """A function, or all those of a namespace, as a chat has them."""
+    if isinstance(tool, ResponseTool):
+        return [_tool(tool)]
+    return [
+        _tool(one.model_copy(update={"name": in_namespace(tool.name, one.name)}))
+        for one in tool.tools
+    ]
+
+
+def _offer(body: dict[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
+    """The body with the tools and items that mean something here, and the names of the others.
+
+    Raises:
+        UnsupportedValueError: Another tool must be called.
+    """
+    choice = body.get("tool_choice")
+    if isinstance(choice, Mapping) and choice.get("type") in _OTHER_TOOLS:
+        refuse_choice(choice["type"])
+    tools, others = functions_only(
+        body.get("tools"), lambda tool: tool.get("type") not in _OTHER_TOOLS
+    )
+    items, unseen = _without_other_items(body.get("input"))
+    changed = {"tools": tools, "input": items}
+    return body | {name: changed[name] for name in changed if name in body}, (*others, *unseen)
+
+
+def _without_other_items(items: object) -> tuple[object, tuple[str, ...]]:
+    """The items of a conversation without what only its provider's own tools did."""
+    if not isinstance(items, list):
+        return items, ()
+    kinds = {
+        str(item["type"])
+        for item in items
+        if isinstance(item, Mapping) and item.get("type") in _OTHER_ITEMS
+    }
+    if not kinds:
+        return items, ()
+    kept = [item for item in items if not (isinstance(item, Mapping) and item.get("type") in kinds)]
+    return kept, tuple(f"input[].{kind}" for kind in sorted(kinds))
+
+
+_OTHER_TOOLS = frozenset(
+    {"custom", "web_search", "web_search_preview", "local_shell", "shell", "image_generation",
+     "tool_search", "apply_patch", "file_search", "code_interpreter", "computer",
+     "computer_use_preview", "mcp"}
+)  # fmt: skip
+_OTHER_ITEMS = frozenset(
+    {"web_search_call", "image_generation_call", "tool_search_call", "tool_search_output",
+     "local_shell_call", "local_shell_call_output", "file_search_call", "code_interpreter_call",
+     "mcp_list_tools", "compaction"}
+)  # fmt: skip
+
+
 def _tool(flat: ResponseTool) -> Tool:
     """A flat function as a chat has it; the template sees nothing that is none."""
     more = _set_fields(flat, "description", "parameters", "strict")
@@ -165,7 +260,10 @@ def _set_fields(part: BaseModel, *names: str) -> dict[str, Any]:
 
 def _response_format(form: TextFormat) -> ResponseFormat:
     """A flat format as a chat has it."""
-    if form.type != "json_schema" or form.schema_ is None:
+    if form.type != "json_schema":
+        more = _set_fields(form, "schema_")
+        return ResponseFormat.model_validate({"type": form.type, "schema": more.get("schema_")})
+    if form.schema_ is None:
         return ResponseFormat(type=form.type)
     more = _set_fields(form, "name", "description", "strict")
     full = JsonSchemaFormat.model_validate({**more, "schema": form.schema_})
@@ -182,6 +280,9 @@ RESPONSES = Dialect(
         "response_format": "text.format",
         "reasoning_effort": "reasoning.effort",
         "tools[].function.strict": "tools[].strict",
+        REASONING: "input[].content",
     },
+    tool_schema="parameters",
+    offer=_offer,
 )
 """How to read a response's body and speak of it."""

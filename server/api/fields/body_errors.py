@@ -6,7 +6,7 @@ Knows neither the fields nor the endpoints; a field is named by its path in what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from server.api.fields.fields import shorten
 from server.errors import InvalidRequestError, UnsupportedValueError
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 _WHOLE_PARAMS = frozenset({"response_format", "structured_outputs"})
 """Fields that an error names as a whole, wherever in them it is."""
 _BOUNDS = {
-    "greater_than": "must be greater than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
     "finite_number": "must be a finite number",
     "int_type": "must be an integer",
     "int_from_float": "must be an integer",
@@ -65,8 +65,21 @@ def explain(problem: ErrorDetails, body: Mapping[str, object]) -> InvalidRequest
         )
     if kind == "list_type" and ends_in_tag:
         kind = "union_type"
-    sentence = _BOUNDS.get(kind, "is malformed").format(**context)
+    sentence = _sentence(kind, context)
     return InvalidRequestError(f"'{path}' {sentence} (got {shorten(value)}).", param=param)
+
+
+def _sentence(kind: str, context: Mapping[str, Any]) -> str:
+    """The bound, each number as it is; what must be below a whole number has the one before."""
+    if kind == "less_than" and isinstance(context["lt"], int):
+        kind, context = "less_than_equal", {"le": context["lt"] - 1}
+    exact = {name: _exact(value) for name, value in context.items()}
+    return _BOUNDS.get(kind, "is malformed").format(**exact)
+
+
+def _exact(value: object) -> object:
+    """A number without a zero behind its point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _unit(kind: str) -> str:

@@ -76,7 +76,7 @@ _HARMLESS = (
     "user", "safety_identifier", "metadata", "prompt_cache_key", "prompt_cache_retention",
     "prompt_cache_options", "cache_control", "cache_prompt", "keep_alive", "service_tier",
     "prediction", "verbosity", "request_id", "num_batch", "num_gpu", "num_thread", "num_keep",
-    "use_mmap", "use_mlock",
+    "use_mmap", "use_mlock", "promptCacheKey", "reasoningSummary",
 )  # fmt: skip
 _SHARED: dict[str, FieldRule] = {
     **dict.fromkeys(_HARMLESS, harmless()),
@@ -108,6 +108,10 @@ _SHARED: dict[str, FieldRule] = {
         ("guided_grammar", "grammar"),
         refused("Use 'structured_outputs' with 'grammar' instead."),
     ),
+    **{
+        name: refused(f"Use 'structured_outputs' with '{name}' instead.")
+        for name in ("regex", "choice", "json")
+    },
     "guided_whitespace_pattern": refused(),
     "guided_decoding_backend": refused(),
 }  # fmt: skip
@@ -149,16 +153,17 @@ TABLE: Mapping[Endpoint, Mapping[str, FieldRule]] = {
 }
 """Endpoint -> field that its schema has not -> rule. Null is absent whatever the rule."""
 
-_FORMAT = {"type": None, "json_schema": dict.fromkeys(("name", "description", "schema", "strict"))}
+REASONING_KEYS = ("reasoning_content", "reasoning")
+"""Where an assistant's turn has the thoughts that led to it."""
 _STREAM_OPTIONS = dict.fromkeys(("include_usage", "continuous_usage_stats"))
 _CALL = {"id": None, "type": None, "index": None, "function": dict.fromkeys(("name", "arguments"))}
 _MESSAGE: Shape = {
-    **dict.fromkeys(("role", "name", "tool_call_id")),
+    **dict.fromkeys(("role", "name", "tool_call_id", *REASONING_KEYS)),
     "content": dict.fromkeys(("type", "text", "refusal")),
     "tool_calls": _CALL,
 }
 _GENERATION_SHAPES: Mapping[str, Shape] = {
-    "stream_options": _STREAM_OPTIONS, "response_format": _FORMAT, "messages": _MESSAGE,
+    "stream_options": _STREAM_OPTIONS, "messages": _MESSAGE,
 }  # fmt: skip
 SHAPES: Mapping[Endpoint, Mapping[str, Shape]] = {
     Endpoint.COMPLETIONS: _GENERATION_SHAPES,

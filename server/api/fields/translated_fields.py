@@ -33,7 +33,8 @@ RESPONSE_FIELDS: Mapping[str, FieldRule] = {
     **_BOTH,
     **dict.fromkeys(
         ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-         "prompt_cache_options", "access_programs", "max_tool_calls", "stream_options"), harmless(),
+         "prompt_cache_options", "client_metadata", "access_programs", "max_tool_calls",
+         "stream_options"), harmless(),
     ),
     "include": FieldRule(
         Support.HARMLESS,
@@ -64,13 +65,18 @@ RESPONSE_FIELDS: Mapping[str, FieldRule] = {
 _PARTS: Shape = dict.fromkeys(("type", "text", "refusal"))
 RESPONSE_SHAPES: Mapping[str, Shape] = {
     "input": {
-        **dict.fromkeys(("type", "role", "call_id", "name", "arguments")),
+        **dict.fromkeys(
+            ("type", "role", "call_id", "name", "namespace", "arguments", "input", "summary")
+        ),
         "content": _PARTS,
         "output": _PARTS,
     },
-    "text": {"format": dict.fromkeys(("type", "name", "description", "schema", "strict"))},
+    "text": {"format": None},
     "reasoning": {"effort": None},
-    "tools": dict.fromkeys(("type", "name", "description", "parameters", "strict")),
+    "tools": {
+        **dict.fromkeys(("type", "name", "description", "parameters", "strict")),
+        "tools": dict.fromkeys(("type", "name", "description", "parameters", "strict")),
+    },
     "tool_choice": dict.fromkeys(("type", "name")),
 }
 """Field -> the keys that are looked at inside."""
@@ -94,19 +100,19 @@ MESSAGE_FIELDS: Mapping[str, FieldRule] = {
 }  # fmt: skip
 """Field -> rule, for /v1/messages and its count_tokens."""
 
-_TEXT: Shape = dict.fromkeys(("type", "text"))
+_TEXT: Shape = dict.fromkeys(("type", "text", "tool_name"))
 MESSAGE_SHAPES: Mapping[str, Shape] = {
     "system": _TEXT,
     "messages": {
         "role": None,
         "content": {
-            **dict.fromkeys(("type", "text", "id", "name", "input", "tool_use_id")),
+            **dict.fromkeys(("type", "text", "thinking", "id", "name", "input", "tool_use_id")),
             "content": _TEXT,
         },
     },
     "tools": dict.fromkeys(("type", "name", "description", "input_schema", "strict")),
     "tool_choice": dict.fromkeys(("type", "name", "disable_parallel_tool_use")),
     "thinking": {"type": None},
-    "output_config": {"effort": None, "format": dict.fromkeys(("type", "schema"))},
+    "output_config": {"effort": None, "format": None},
 }
 """Field -> the keys that are looked at inside."""

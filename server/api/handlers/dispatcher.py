@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from server.api.answers.streaming import collect, events
 from server.api.answers.writer import Writer
-from server.api.dialects.dialect import Dialect
+from server.api.dialects.dialect import Dialect, Offer, offer_all
 from server.api.fields.fields import Endpoint, judge
 from server.api.generation_call import GenerationCall
 from server.api.handlers.admission import Admission, Ticket
@@ -190,22 +190,23 @@ class Dispatcher:
         return await unless_gone(request.receive, asked.pool.run(lambda: asked.speak(work)))
 
     def _parse(
-        self, raw: bytes, schema: type[Parsed], endpoint: Endpoint
+        self, raw: bytes, schema: type[Parsed], endpoint: Endpoint, offer: Offer = offer_all
     ) -> tuple[Parsed, tuple[str, ...]]:
+        values, others = offer(parse_object(raw))
         judged = judge(
-            parse_object(raw),
+            values,
             endpoint,
             works=schema.model_fields.keys(),
             max_model_len=self._engine.info.max_model_len,
             reject_unknown=self._config.unknown_fields == "reject",
         )
         body = schemas.parse(schema, judged.values)
-        return body, (*judged.ignored, *self.inputs.ignored_hints(body))
+        return body, (*judged.ignored, *others, *self.inputs.ignored_hints(body))
 
     def _parse_in(
         self, dialect: Dialect[Parsed], raw: bytes
     ) -> tuple[tuple[Parsed, schemas.ChatBody], tuple[str, ...]]:
-        body, ignored = self._parse(raw, dialect.schema, dialect.endpoint)
+        body, ignored = self._parse(raw, dialect.schema, dialect.endpoint, dialect.offer)
         chat = dialect.speak(lambda: dialect.to_chat(body))
         return (body, chat), (*ignored, *dialect.fields(self.inputs.ignored_hints(chat)))
 

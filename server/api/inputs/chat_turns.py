@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from server.api.schemas.requests import Message, RefusalPart
 from server.errors import InvalidRequestError
 
+REASONING = "messages[].reasoning_content"
+"""How replayed thoughts are called where they are ignored."""
+
 
 def chat_turns(messages: Sequence[Message]) -> list[dict[str, object]]:
     """The turns of a chat.
@@ -29,6 +32,9 @@ def _turn(message: Message, index: int) -> dict[str, object]:
         turn["name"] = message.name
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
+    thoughts = message.reasoning_content or message.reasoning
+    if thoughts and message.role == "assistant":
+        turn["reasoning_content"] = thoughts
     if message.tool_calls:
         turn["tool_calls"] = [call.model_dump(exclude_none=True) for call in message.tool_calls]
     return turn

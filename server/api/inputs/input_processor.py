@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from server.api.generation_call import AnswerOptions, EncodedPrompt, GenerationCall
+from server.api.inputs.chat_turns import REASONING
 from server.api.inputs.prompt_encoder import PromptEncoder
 from server.api.inputs.sampling_fields import (
     bad_word_ids,
@@ -162,7 +163,7 @@ class InputProcessor:
                 kwargs=body.chat_template_kwargs,
                 truncates=True,
             )
-        return self._tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        return self._encoder.text(body.prompt or "", add_special_tokens=body.add_special_tokens)
 
     def ignored_hints(self, body: Body) -> tuple[str, ...]:
         """Fields that work where the template reads them, and here it does not."""
@@ -174,6 +175,8 @@ class InputProcessor:
         ]
         if body.reasoning_effort is not None and not reads("reasoning_effort"):
             unread.append("reasoning_effort")
+        if any(turn.reasoning_content or turn.reasoning for turn in body.messages):
+            unread += () if self._encoder.reads_reasoning else (REASONING,)
         is_free = body.tool_choice == "auto" and not self._forms.enforces_strict
         if is_free and any(tool.function.strict for tool in body.tools):
             unread.append("tools[].function.strict")
@@ -209,7 +212,7 @@ class InputProcessor:
     def _encode_prompt(self, text: str, body: CompletionBody) -> list[int]:
         if body.truncate_prompt_tokens is None:
             self._encoder.check_length([text], "prompt")
-        return _truncate(self._tokenizer.encode(text), body)
+        return _truncate(self._encoder.text(text), body)
 
     def _checked_ids(self, ids: Sequence[int], body: CompletionBody) -> list[int]:
         check_token_ids(ids, self._info, "prompt")

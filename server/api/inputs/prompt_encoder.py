@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from model.errors import TemplateError
+from model.errors import TemplateError, TokenizerError
 from server.api.inputs.chat_turns import chat_turns
 from server.api.protocols import ChatTemplateLike, TokenizerLike
 from server.api.schemas.requests import Message
@@ -22,6 +22,10 @@ _RESERVED_KWARGS = frozenset(
      "continue_final_message"}
 )  # fmt: skip
 """What a client may not hand to the template, as it has a field of its own or none."""
+_PER_TOKEN = 8
+"""Characters that a token seldom has."""
+_AT_CUT = 64
+"""Tokens by which the beginning of a text may differ from the same part of the whole."""
 MAX_NORMALISATION = 4
 """No Unicode normalisation makes a text shorter than this part of its UTF-8 bytes."""
 
@@ -48,6 +52,17 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._forms = forms
+
+    def text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text.
+
+        Raises:
+            InvalidRequestError: It cannot be tokenised.
+        """
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except TokenizerError as error:
+            raise InvalidRequestError(f"'prompt' cannot be used: {error}", param="prompt") from None
 
     def chat(
         self,
@@ -85,6 +100,13 @@ class PromptEncoder:
                 param="messages",
                 code="no_chat_template",
             )
+        if not self._chat_template.shows_users:
+            raise InvalidRequestError(
+                f"The chat template of '{self._info.model_name}' does not show what users say. "
+                "Use /v1/completions instead.",
+                param="messages",
+                code="no_chat_template",
+            )
         turns = self._forms.turns_with_tools(chat_turns(messages), tools)
         shown = list(tools.definitions) if self._forms.describes_tools else []
         if not truncates:
@@ -105,19 +127,31 @@ class PromptEncoder:
                 **kwargs,
             )
         except TemplateError as error:
+            later = [i for i, turn in enumerate(turns) if turn["role"] == "system" and i > 0]
+            place = f" Role 'system' is not supported at 'messages[{later[0]}]'." if later else ""
             raise InvalidRequestError(
-                f"The chat template refuses the messages: {error}", param="messages"
+                f"The chat template refuses the messages: {error}{place}", param="messages"
+            ) from None
+        except TokenizerError as error:
+            raise InvalidRequestError(
+                f"'messages' cannot be used: {error}", param="messages"
             ) from None
 
     def template_reads(self, name: str) -> bool:
         """Whether there is a template that looks at this variable."""
         return self._chat_template is not None and self._chat_template.mentions(name)
 
+    @property
+    def reads_reasoning(self) -> bool:
+        """Whether there is a template that shows the thoughts of earlier turns."""
+        return self._chat_template is not None and self._chat_template.shows_reasoning
+
     def check_length(self, texts: Sequence[str], param: str) -> None:
-        """Refuse a text whose bytes alone prove that its tokens cannot fit.
+        """Refuse a text that cannot fit, before all of it is tokenised.
 
         A token covers at most as many bytes as the longest in the vocabulary, of a text that
-        normalisation may have shortened before. So a huge body costs no tokenising.
+        normalisation may have shortened before. Where that proves nothing, a part of the text may
+        have too many tokens already.
 
         Raises:
             ContextLengthError: It proves so.
@@ -131,6 +165,21 @@ class PromptEncoder:
             raise ContextLengthError(
                 limit=limit, prompt=least, completion=1, param=param, exact=False
             )
+        for text in texts:
+            self._check_beginnings(text, param)
+
+    def _check_beginnings(self, text: str, param: str) -> None:
+        """Refuse a text by its beginnings, each several times as long as the one before."""
+        limit = self._info.max_model_len
+        size = _PER_TOKEN * limit
+        while size < len(text):
+            # What stands at the cut may be other tokens in the whole text.
+            least = len(self.text(text[:size], add_special_tokens=False)) - _AT_CUT
+            if least > limit:
+                raise ContextLengthError(
+                    limit=limit, prompt=least, completion=1, param=param, exact=False
+                )
+            size *= _PER_TOKEN
 
     @cached_property
     def _longest_token(self) -> int:

@@ -39,13 +39,24 @@ class ToolUseBlock(_MessagePart):
     input: dict[str, object]
 
 
+class ToolReferenceBlock(_MessagePart):
+    """The name of a tool that a search for tools has found."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
 def _kind(value: object) -> str:
     return "text" if isinstance(value, str) else "list"
 
 
 TextContent = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[list[Annotated[TextBlock, Field(discriminator="type")]], FIRST_ERROR, Tag("list")],
+    | Annotated[
+        list[Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")]],
+        FIRST_ERROR,
+        Tag("list"),
+    ],
     Discriminator(_kind),
 ]
 
@@ -59,13 +70,21 @@ class ToolResultBlock(_MessagePart):
 
 
 class ThinkingBlock(_MessagePart):
-    """Thoughts that a client replays; the model does not see them again."""
+    """Thoughts that a client replays; for templates that show them."""
 
-    type: Literal["thinking", "redacted_thinking"]
+    type: Literal["thinking"]
+    thinking: str = ""
+
+
+class RedactedBlock(_MessagePart):
+    """Thoughts that nobody can read."""
+
+    type: Literal["redacted_thinking"]
 
 
 ContentBlock = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedBlock,
+    Field(discriminator="type"),
 ]
 BlockContent = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[ContentBlock], FIRST_ERROR, Tag("list")],
@@ -106,7 +125,9 @@ class Thinking(_MessagePart):
 
 
 class OutputFormat(_MessagePart):
-    """A schema that the answer must fit."""
+    """A schema that the answer must fit; a key that nobody knows might have been the form."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, object], Field(alias="schema")]

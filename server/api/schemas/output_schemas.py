@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 MAX_TOOLS = 512
 MAX_CHOICES = 4096
@@ -16,7 +16,20 @@ class _OutputPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class JsonSchemaFormat(_OutputPart):
+class _Format(BaseModel):
+    """What asks for a form of text: a key that nobody knows might have been the form."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: inner for name, inner in value.items() if inner is not None}
+
+
+class JsonSchemaFormat(_Format):
     """A schema that the answer must fit; enforced whether `strict` says so or not."""
 
     name: str | None = None
@@ -25,11 +38,13 @@ class JsonSchemaFormat(_OutputPart):
     strict: bool | None = None
 
 
-class ResponseFormat(_OutputPart):
+class ResponseFormat(_Format):
     """The form of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[dict[str, object] | None, Field(alias="schema")] = None
+    """The schema itself, as llama.cpp and Together have it."""
 
 
 class StructuredOutputs(_OutputPart):
@@ -37,8 +52,8 @@ class StructuredOutputs(_OutputPart):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    json_: Annotated[dict[str, object] | None, Field(alias="json")] = None
-    """A JSON schema."""
+    json_: Annotated[dict[str, object] | str | None, Field(alias="json")] = None
+    """A JSON schema, or one as text."""
     json_object: bool | None = None
     regex: str | None = None
     """A regular expression that the whole text matches, as Rust's regex crate reads it."""

@@ -221,6 +221,10 @@ class Message(BaseModel):
     name: str | None = None
     tool_calls: list[MadeCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """Thoughts that a client replays; for templates that show them."""
+    reasoning: str | None = None
+    """The same under another name."""
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
@@ -305,9 +309,17 @@ def parse(schema: type[Parsed], values: Mapping[str, object]) -> Parsed:
 
 
 def _without_nulls(values: Mapping[str, object]) -> dict[str, object]:
-    """The fields without those that are null, in stream_options too."""
-    options = values.get("stream_options")
-    if isinstance(options, dict):
-        kept = {name: value for name, value in options.items() if value is not None}
-        return {**values, "stream_options": kept}
-    return dict(values)
+    """The fields without those that are null, in options and formats too."""
+    return {
+        name: _kept(value) if name in _WITHOUT_NULLS else value for name, value in values.items()
+    }
+
+
+_WITHOUT_NULLS = frozenset({"stream_options", "response_format", "structured_outputs"})
+
+
+def _kept(value: object) -> object:
+    """An object without its nulls."""
+    if not isinstance(value, dict):
+        return value
+    return {name: inner for name, inner in value.items() if inner is not None}

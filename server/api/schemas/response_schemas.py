@@ -71,34 +71,61 @@ class CallItem(_ItemPart):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
+
+
+class CustomCallItem(_ItemPart):
+    """A call of a tool that takes plain text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
 
 
 class CallOutputItem(_ItemPart):
     """What came of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: ItemContent
 
 
+class ThoughtsPart(_ItemPart):
+    """A piece of thoughts."""
+
+    type: Literal["reasoning_text", "summary_text", "text"]
+    text: str
+
+
 class ThoughtsItem(_ItemPart):
-    """Thoughts that a client replays; the model does not see them again."""
+    """Thoughts that a client replays; for templates that show them."""
 
     type: Literal["reasoning"]
+    content: list[ThoughtsPart] | None = None
+    summary: list[ThoughtsPart] | None = None
+    """Read where there is no content."""
+
+    @property
+    def text(self) -> str:
+        """The thoughts."""
+        return "\n".join(part.text for part in self.content or self.summary or ())
 
 
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[CallOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ThoughtsItem, Tag("reasoning")],
     Discriminator(_item_kind),
 ]
 Input = Annotated[
     Annotated[Annotated[str, Field(min_length=1)], Tag("text")]
     | Annotated[
-        Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR],
+        Annotated[list[Item], Field(max_length=MAX_MESSAGES), FIRST_ERROR],
         Tag("list"),
     ],
     Discriminator(_kind),
@@ -106,7 +133,9 @@ Input = Annotated[
 
 
 class TextFormat(_ItemPart):
-    """The form of the answer's text."""
+    """The form of the answer's text; a key that nobody knows might have been the form."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -138,6 +167,15 @@ class ResponseTool(_ItemPart):
     strict: bool | None = None
 
 
+class NamespaceTool(_ItemPart):
+    """Functions that belong together; each is offered under both names."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
+    description: str | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)]
+
+
 class ResponseNamedTool(_ItemPart):
     """The function that must be called."""
 
@@ -162,7 +200,10 @@ class ResponseBody(SamplingBody):
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
     text: TextOptions = TextOptions()
     reasoning: ReasoningOptions = ReasoningOptions()
-    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, default_factory=list)]
+    tools: Annotated[
+        list[Annotated[ResponseTool | NamespaceTool, Field(discriminator="type")]],
+        Field(max_length=MAX_TOOLS, default_factory=list),
+    ]
     tool_choice: ResponseToolChoice = "auto"
     parallel_tool_calls: bool = True
     metadata: Annotated[dict[str, str], Field(max_length=MAX_LABELS, default_factory=dict)]

@@ -49,7 +49,11 @@ class AnswerParser:
             else None
         )
         self._tools = (
-            ToolCallParser(answer_format.tool_format, answer_format.tool_names)
+            ToolCallParser(
+                answer_format.tool_format,
+                answer_format.tool_names,
+                is_call=answer_format.is_call,
+            )
             if answer_format.tool_format is not None
             else None
         )

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from server.api.schemas.output_schemas import ResponseFormat
 from server.api.schemas.requests import GenerationBody
 from server.api.structured_output.schema_preparation import prepare_pattern, prepare_schema
-from server.engine.grammars.grammar import GrammarError
+from server.api.transport.json_body import parse_object
+from server.engine.grammars.grammar import GrammarError, check_size
 from server.errors import InvalidRequestError
 
 Checked = TypeVar("Checked")
@@ -56,17 +58,42 @@ def answer_rules(body: GenerationBody) -> AnswerRules | None:
             "'response_format' and 'structured_outputs' exclude each other.",
             param="structured_outputs",
         )
-    if form is not None and form.type == "json_object":
-        return _json_rules({"type": "object"}, "response_format")
-    if form is not None and form.type == "json_schema":
-        if form.json_schema is None:
-            raise InvalidRequestError(
-                "Missing required parameter: 'response_format.json_schema'.",
-                param="response_format",
-                code="missing_required_parameter",
-            )
-        return _json_rules(form.json_schema.schema_, "response_format")
+    if form is not None:
+        schema = _schema_of(form)
+        if schema is not None:
+            return _json_rules(schema, "response_format")
     return None if outputs is None else _outputs_rules(body)
+
+
+def _schema_of(form: ResponseFormat) -> Mapping[str, object] | None:
+    """The schema that a format means, wherever it stands; None is any text.
+
+    Raises:
+        InvalidRequestError: It has none where one belongs, or one where none does.
+    """
+    given = [
+        name
+        for name, value in (("json_schema", form.json_schema), ("schema", form.schema_))
+        if value is not None
+    ]
+    if len(given) > 1 or (given and form.type == "text"):
+        named = " and ".join(f"'{name}'" for name in given)
+        raise InvalidRequestError(
+            f"'response_format' of type '{form.type}' cannot have {named}. Use type 'json_schema' "
+            "with 'json_schema'.",
+            param="response_format",
+        )
+    if form.type == "text":
+        return None
+    if form.json_schema is not None:
+        return form.json_schema.schema_
+    if form.schema_ is None and form.type == "json_schema":
+        raise InvalidRequestError(
+            "Missing required parameter: 'response_format.json_schema'.",
+            param="response_format",
+            code="missing_required_parameter",
+        )
+    return {"type": "object"} if form.schema_ is None else form.schema_
 
 
 def _outputs_rules(body: GenerationBody) -> AnswerRules:
@@ -83,7 +110,8 @@ def _outputs_rules(body: GenerationBody) -> AnswerRules:
             param=param,
         )
     if outputs.json_ is not None or outputs.json_object:
-        return _json_rules({"type": "object"} if outputs.json_ is None else outputs.json_, param)
+        schema = {"type": "object"} if outputs.json_ is None else _read(outputs.json_, param)
+        return _json_rules(schema, param)
     if outputs.choice is not None:
         choices = " | ".join(json.dumps(one, ensure_ascii=False) for one in outputs.choice)
         return AnswerRules(param=param, rules=f"answer: CHOICE\nCHOICE: {choices}")
@@ -96,6 +124,21 @@ def _outputs_rules(body: GenerationBody) -> AnswerRules:
         return AnswerRules(param=param, ebnf=outputs.grammar)
     side = {"name": "answer", "lark_grammar": outputs.grammar}
     return AnswerRules(param=param, rules="answer: @answer", side_grammars=(side,))
+
+
+def _read(schema: Mapping[str, object] | str, param: str) -> Mapping[str, object]:
+    """A schema, which may be given as text."""
+    if not isinstance(schema, str):
+        return schema
+
+    def read() -> dict[str, object]:
+        check_size(schema)
+        try:
+            return parse_object(schema.encode())
+        except InvalidRequestError as error:
+            raise ValueError(error.message.replace("The request body", "its text")) from None
+
+    return blaming(f"{param}.json", read)
 
 
 def _json_rules(schema: Mapping[str, object], param: str) -> AnswerRules:

@@ -83,9 +83,13 @@ class ToolCallParser:
     Args:
         tool_format: How the model writes them.
         names: The functions there are; an object that names another is text.
+        is_call: Whether the answer can be nothing but calls, so that none of it is text.
     """
 
-    def __init__(self, tool_format: ToolFormat, names: Collection[str]) -> None:
+    def __init__(
+        self, tool_format: ToolFormat, names: Collection[str], *, is_call: bool = False
+    ) -> None:
+        self._is_call = is_call
         self._format = tool_format
         self._names = names
         self._pending = ""
@@ -112,6 +116,9 @@ class ToolCallParser:
 
     def finish(self) -> list[Found]:
         """The answer has ended: return what was held back."""
+        if self._is_call:
+            self._begin_known()
+            return self._take()
         held = self._raw + self._pending
         ends_a_call = self._follows_call and self._format.end.startswith(held)
         self._say("" if ends_a_call else held)
@@ -120,6 +127,16 @@ class ToolCallParser:
             self._found.append(self._space)
         self._space = ""
         return self._take()
+
+    def _begin_known(self) -> None:
+        """Tell of a call that was cut off before it named its function, if there is only one."""
+        cut = self._raw + self._pending + self._space
+        if cut and not self.num_calls and len(self._names) == 1:
+            (name,) = self._names
+            call_id = self._format.call_id()
+            self._found.append(CallPiece(index=0, id=call_id, name=name))
+            self.num_calls += 1
+        self._raw = self._pending = self._space = ""
 
     def _take(self) -> list[Found]:
         found, self._found = self._found, []

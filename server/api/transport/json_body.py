@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from server.errors import InvalidRequestError
 
@@ -20,6 +20,8 @@ MAX_STRUCTURES = 250_000
 """Lists, objects and names in objects of one body."""
 MAX_VALUES = 1_250_000
 """Values in the lists and objects of one body."""
+MAX_DEPTH = 128
+"""Lists and objects inside each other: more than anybody needs, and no stack is in danger."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
@@ -49,6 +51,8 @@ def parse_object(raw: bytes) -> dict[str, object]:
         raise _broken("a number has too many digits") from None
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.", code="invalid_json")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
+        _check_depth(value)
     if b"\\u" in raw:
         _check_surrogates(value)
     return value
@@ -74,6 +78,24 @@ def _check_size(raw: bytes) -> None:
         if string is None:
             return  # the end, or no JSON: the parser says why
         begin = string.end()
+
+
+def _check_depth(value: object) -> None:
+    """Refuse what is nested too deeply, level by level."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else cast("list[object]", one))
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise InvalidRequestError(
+        f"The request body must be nested at most {MAX_DEPTH} deep (got more).",
+        code="body_too_complex",
+    )
 
 
 def _num_structures(raw: bytes, begin: int = 0, end: int | None = None) -> int:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from server.errors import OverloadedError
 
 Result = TypeVar("Result")
-LONG_BYTES = 65_536
+LONG_BYTES = 262_144
 """A body from which on its reading, rendering and tokenising is long work."""
 _RETRY_SECONDS = 5
 

@@ -98,7 +98,13 @@ def plan_cache(  # noqa: PLR0913 - each is a fact of its own
         num_blocks = memory // block_bytes
     if num_blocks * block_size < length:
         if max_model_len is not None or num_blocks < 1:
-            raise _does_not_fit(length, num_blocks, block_size, block_bytes)
+            raise _does_not_fit(
+                blocks_for(length, block_size) * block_bytes,
+                available if memory is None else memory,
+                least=block_bytes,
+                shorter=num_blocks * block_size,
+                length=length,
+            )
         length = num_blocks * block_size
     return CachePlan(
         weights_bytes=weights_bytes,
@@ -122,13 +128,14 @@ def format_bytes(size: int) -> str:
 
 
 def _does_not_fit(
-    length: int, num_blocks: int, block_size: int, block_bytes: int
+    needed: int, given: int, *, least: int, shorter: int, length: int
 ) -> ConfigurationError:
-    needed = blocks_for(length, block_size) * block_bytes
-    given = num_blocks * block_bytes
-    shorter = num_blocks * block_size
-    advice = f" or --max-model-len to {shorter}" if shorter else ""
+    """What a request of full length needs, what there is, and the ways out."""
+    if shorter:
+        advice = f"to at least {needed}, or --max-model-len to {shorter}"
+    else:
+        advice = f"to at least {least}, for a shorter context, or to {needed}"
     return ConfigurationError(
         f"one request of {length} tokens needs {format_bytes(needed)} of cache, but there are "
-        f"{format_bytes(given)}: set --kv-cache-memory to at least {needed}{advice}"
+        f"{format_bytes(given)}: set --kv-cache-memory {advice}"
     )

@@ -124,11 +124,12 @@ def test_a_lost_process_is_replaced():
     """When the process dies for another reason, the next rendering starts another."""
     renderer = TemplateRenderer()
     assert renderer.render("a", {}) == "a"
-    renderer._process.kill()
-    renderer._process.wait()
+    process = renderer._idle[0]._process
+    process.kill()
+    process.wait()
     assert renderer.render("b", {}) == "b"
     with pytest.raises(TemplateLimitError, match="unexpectedly"):
-        renderer._exchange(b"no request\n")
+        renderer._idle[0].exchange(b"no request\n")
     assert renderer.render("c", {}) == "c"
     renderer.close()
 
@@ -144,3 +145,21 @@ def test_threads_share_a_renderer(renderer):
     with ThreadPoolExecutor(8) as pool:
         texts = list(pool.map(lambda n: renderer.render("{{ n }}", {"n": n}), range(100)))
     assert texts == [str(n) for n in range(100)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 30000000 }}",
+        "{% for i in range(9000) %}{% for j in range(9000) %}aaaaaaaa{% endfor %}{% endfor %}",
+        "{{ strftime_now('%c' * 1000000) }}",
+        "{{ raise_exception('a' * 100000000) }}",
+        "{{ 'a' * 30000000 + none }}",
+        "{{ missing('a' * 30000000) }}",
+    ],
+)
+def test_what_a_template_makes_is_bounded(renderer, source):
+    """Its text, its errors and its own words: the answer is an error that fits a screen."""
+    with pytest.raises(TemplateError) as error:
+        renderer.render(source, {})
+    assert len(str(error.value)) < 2000

@@ -154,3 +154,32 @@ def test_waiting_for_a_first_event_does_not_outlive_the_client():
         return engine
 
     assert asyncio.run(main()).requests == []
+
+
+class PanicError(BaseException):
+    """What a native library throws when it fails: no Exception."""
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize",
+                                  "/v1/messages", "/v1/responses", "/v1/attention"])  # fmt: skip
+def test_a_panic_of_a_library_is_one_clean_error(path):
+    """Wherever a text is tokenised: the one shape, and the next request is served."""
+    engine, encode = FakeEngine(), FakeEngine().tokenizer.encode
+
+    def panic(text: str, **options: bool) -> list[int]:
+        if "panic" in text:
+            raise PanicError("index out of bounds")
+        return encode(text, **options)
+
+    engine.tokenizer.encode = panic
+    turns = [{"role": "user", "content": "panic"}]
+    bodies = {
+        "/v1/chat/completions": {"messages": turns},
+        "/v1/messages": {"messages": turns, "max_tokens": 1},
+        "/v1/responses": {"input": "panic"},
+    }
+    with serving(engine) as url, httpx.Client(base_url=url, timeout=30) as client:
+        answer = client.post(path, json=bodies.get(path, {"prompt": "panic"}))
+        assert answer.status_code == 500
+        assert "failed to answer" in answer.json()["error"]["message"]
+        assert client.post("/v1/completions", json=PLAIN).status_code == 200

@@ -152,7 +152,7 @@ def test_blocks_become_turns():
     assert chat["messages"] == [
         {"role": "system", "content": [text]},
         {"role": "user", "content": [text, text, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": [text], "tool_calls": [
+        {"role": "assistant", "content": [text], "reasoning_content": "h", "tool_calls": [
             {"id": "u", "type": "function", "function": function},
         ]},
         {"role": "tool", "tool_call_id": "u", "content": [{"type": "text", "text": ""}]},
@@ -246,7 +246,8 @@ def test_what_claude_code_sends_is_accepted_and_reported(client):
         ({"messages": [*HI, {"role": "assistant", "content": [
             {"type": "tool_use", "id": "u", "name": "f", "input": {}}]}]}, "tool_result"),
         ({"stop_sequences": [""]}, "'stop_sequences[0]' must not be empty"),
-        ({"tools": [{"type": "bash_20250124", "name": "b"}]}, "'tools[0].type' must be 'custom'"),
+        ({"tools": [{"type": "bash_20250124", "name": "b"}],
+          "tool_choice": {"type": "tool", "name": "b"}}, "'tool_choice' does not support a tool"),
         ({"tools": [TOOL, TOOL]}, "'tools' must have different names"),
         ({"tool_choice": {"type": "tool"}}, "'tool_choice.name'"),
         ({"tool_choice": {"type": "any"}}, "'tool_choice' requires a call"),

@@ -67,17 +67,36 @@ def test_a_model_without_template_says_so():
     assert not encoder(None).template_reads("enable_thinking")
 
 
-def test_bytes_prove_that_a_text_cannot_fit():
+def test_bytes_prove_that_a_text_cannot_fit(monkeypatch):
     """No token has more bytes than the longest, of a text that normalising made shorter."""
     one = encoder(None)
     longest = len("<bos>")
     fits = "x" * (MAX_MODEL_LEN * longest * MAX_NORMALISATION)
+    monkeypatch.setattr(one, "_check_beginnings", lambda text, param: None)
     one.check_length([fits], "prompt")
     with pytest.raises(ContextLengthError, match="at least"):
         one.check_length([fits, "x" * longest * MAX_NORMALISATION], "prompt")
     with pytest.raises(ContextLengthError):
         chat({"role": "user", "content": fits * 2})
     assert len(chat({"role": "user", "content": fits * 2}, truncates=True)) > len(fits)
+
+
+def test_a_text_that_cannot_fit_is_not_tokenised_whole(monkeypatch):
+    """Its beginning has too many tokens already, however long the longest token may be."""
+    one = encoder(None)
+    monkeypatch.setattr(type(one), "_longest_token", 1_000_000)
+    lengths = []
+    encode = one._tokenizer.encode
+
+    def watched(text: str, **options: bool) -> list[int]:
+        lengths.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(one._tokenizer, "encode", watched)
+    with pytest.raises(ContextLengthError, match="at least"):
+        one.check_length(["x" * 1_000_000], "prompt")
+    assert sum(lengths) < 10 * MAX_MODEL_LEN
+    one.check_length(["x" * MAX_MODEL_LEN], "prompt")
 
 
 def test_a_short_text_costs_no_look_at_the_vocabulary(monkeypatch):

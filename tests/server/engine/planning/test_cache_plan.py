@@ -45,14 +45,14 @@ def test_length_that_does_not_fit_says_what_to_change():
     """A stated length that does not fit names both ways out, and they work."""
     with pytest.raises(ConfigurationError) as caught:
         plan(memory=800, max_model_len=100)
-    assert "--kv-cache-memory to at least 1120 or --max-model-len to 80" in str(caught.value)
+    assert "--kv-cache-memory to at least 1120, or --max-model-len to 80" in str(caught.value)
     assert plan(memory=1120, max_model_len=100).num_full_requests == 1
     assert plan(memory=800, max_model_len=80).num_full_requests == 1
 
 
 def test_memory_for_less_than_one_block():
-    """Memory that holds not even one block is refused with what one request needs."""
-    with pytest.raises(ConfigurationError, match=r"--kv-cache-memory to at least 1280$"):
+    """Memory that holds not even one block is refused with the least that works."""
+    with pytest.raises(ConfigurationError, match=r"memory to at least 160, .* or to 1280$"):
         plan(memory=100)
 
 
@@ -77,3 +77,11 @@ def test_description_names_every_figure():
 def test_format_bytes(size, text):
     """Sizes are given in the largest unit that keeps them above one."""
     assert format_bytes(size) == text
+
+
+def test_what_there_is_and_the_least_are_said():
+    """Less than a block is said as it was given, with the least that works, which works."""
+    with pytest.raises(ConfigurationError) as caught:
+        plan(memory=100)
+    assert "there are 100 bytes: set --kv-cache-memory to at least 160," in str(caught.value)
+    assert plan(memory=160).max_model_len == 16
