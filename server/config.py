@@ -132,6 +132,8 @@ class ServerConfig(EngineConfig):
     """A folder in which beginnings that can be shared are kept from one run to the next."""
     prefix_store_memory: Annotated[int, Field(gt=0), BeforeValidator(parse_bytes)] = 2**30
     """Bytes of the keys and values that are kept there at most, the last used."""
+    traces: Literal["off", "otlp", "console"] = "off"
+    """Where OpenTelemetry spans go: otlp is what OTEL_EXPORTER_OTLP_ENDPOINT names."""
     access_log: Annotated[bool | None, BeforeValidator(_auto)] = None
     """Whether each request is written to standard output as a line of JSON; auto is no on a
     terminal and yes elsewhere."""

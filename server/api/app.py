@@ -6,7 +6,7 @@ the one error shape.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -39,17 +39,23 @@ from server.errors import (
 )
 from server.version import VERSION
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
 _CLIENT_GONE = 499
 _PREFLIGHT_SECONDS = 600
 """How long a browser remembers what it may send."""
 
 
-def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
+def create_app(
+    engine: EngineClient, config: ServerConfig, *, tracer: Tracer | None = None
+) -> FastAPI:
     """Make the application.
 
     Args:
         engine: Started and stopped by whoever serves the application.
         config: The limits.
+        tracer: Makes spans of OpenTelemetry; none if traces are off.
     """
     app = FastAPI(
         title="kvserve",
@@ -64,7 +70,7 @@ def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     api = Api(engine, config, metrics, workers=workers)
     _add_routes(app, api)
     _add_other_forms(app, OtherForms(api.dispatcher))
-    _add_gates(app, config, metrics)
+    _add_gates(app, config, metrics, tracer=tracer)
     _add_experiments(app, Experiments(engine, api.dispatcher, workers=workers))
     _add_views(app, Views(engine, keep_alive=config.keep_alive_interval, workers=workers), Page())
     _answer_head(app)
@@ -175,9 +181,15 @@ def _add_experiments(app: FastAPI, experiments: Experiments) -> None:
         )
 
 
-def _add_gates(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
+def _add_gates(
+    app: FastAPI, config: ServerConfig, metrics: Metrics, *, tracer: Tracer | None
+) -> None:
     """What every request passes before it comes to a handler; the last is met first."""
     app.add_middleware(KeyGate, keys=ApiKeys.from_config(config))
+    if tracer is not None:
+        from server.api.observability.traces import Traces  # noqa: PLC0415 - an optional extra
+
+        app.add_middleware(Traces, tracer=tracer)
     logs = config.access_log is not False
     app.add_middleware(AccessLog, exchanges=metrics.num_exchanges, enabled=logs)
     app.add_middleware(CORSMiddleware, **cross_origin_rules(config))

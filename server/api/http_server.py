@@ -28,6 +28,7 @@ from uvicorn.server import ServerState
 
 from server.api.app import create_app
 from server.api.http_protocol import HeadLimits, HttpProtocol
+from server.api.observability.trace_export import make_tracer
 from server.api.protocols import EngineClient, Service
 from server.config import ServerConfig
 from server.engine_status import EngineStatus
@@ -254,6 +255,7 @@ def serve(
     Raises:
         Exception: Whatever kept the engine from starting.
     """
-    server = DrainingServer(create_app(engine, config), engine, config, on_ready=on_ready)
+    app = create_app(engine, config, tracer=make_tracer(config))
+    server = DrainingServer(app, engine, config, on_ready=on_ready)
     server.run(sockets=[bound])
     return 1 if engine.status is EngineStatus.DEAD else 0

@@ -140,7 +140,7 @@ class Front:
         body = await read_body(Request(scope, receive), self._config.max_body_bytes)
         exchange = CURRENT.get() or Exchange(request_id(None))
         forwarded = ForwardedRequest(
-            scope=_content(scope, exchange.request_id),
+            scope=_content(scope, exchange),
             body=body,
             secret=exchange.chance.secret,
             began=exchange.chance.began,
@@ -226,9 +226,10 @@ async def _live(receive: Receive, send: Send) -> None:
             return
 
 
-def _content(scope: Scope, name: str) -> dict[str, object]:
+def _content(scope: Scope, exchange: Exchange) -> dict[str, object]:
     """What of a scope goes to a replica: with an id, and without what is not a client's to say."""
-    own = REQUEST_ID.encode()
-    headers = [pair for pair in scope["headers"] if pair[0] not in _STRIPPED and pair[0] != own]
-    headers.append((own, name.encode()))
+    own = {REQUEST_ID: exchange.request_id, **(exchange.trace.headers if exchange.trace else {})}
+    added = {name.encode(): value.encode() for name, value in own.items()}
+    dropped = _STRIPPED | added.keys()
+    headers = [pair for pair in scope["headers"] if pair[0] not in dropped] + list(added.items())
     return {key: scope[key] for key in CONTENT if key in scope} | {"headers": headers}

@@ -18,6 +18,7 @@ from starlette.types import Message
 
 from server.api.app import create_app
 from server.api.handlers.access import CHANCE, log_to_stdout
+from server.api.observability.trace_export import make_tracer
 from server.api.transport.chance import Chance
 from server.engine.fingerprint import fingerprint
 from server.engine.loaded_engine import build_engine
@@ -54,7 +55,7 @@ class Replica:
         self._grace = config.grace
         self._name = str(serve.get_replica_context().replica_id.unique_id)
         self._engine = JournaledEngine(lambda: keep_prefixes(build_engine(config), config))
-        self._app = create_app(self._engine, config)
+        self._app = create_app(self._engine, config, tracer=make_tracer(config, replica=self._name))
         await self._engine.start()
         info = self._engine.info
         self._fingerprint = await asyncio.to_thread(fingerprint, info, config)

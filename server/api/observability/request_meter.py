@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from server.api.generation_call import GenerationCall
 from server.api.observability.distribution import Distribution
+from server.api.observability.genai import request_attributes
 from server.api.protocols import EngineClient
 from server.api.transport.exchange import CURRENT
 from server.request import FinishReason, Request, RequestOutput
@@ -109,6 +110,18 @@ class RequestMeter:
                     yield output
         finally:
             self.tallies.num_finished[FinishReason.ABORT] += len(running)
+            self._trace(call)
+
+    def _trace(self, call: Call) -> None:
+        """Leave what is known of a call to whoever traces its exchange."""
+        exchange = CURRENT.get()
+        if exchange is None or exchange.trace is None:
+            return
+        timeline = self._engine.timeline
+        found = [timeline.record(request.request_id) for request in call.requests]
+        exchange.trace.attributes |= request_attributes(call)
+        exchange.trace.records += [record for record in found if record is not None]
+        exchange.trace.wall_clock_offset = timeline.wall_clock_offset
 
     def _advance(self, run: _Run, output: RequestOutput) -> None:
         """Count the time that a token took."""

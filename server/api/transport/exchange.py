@@ -13,8 +13,27 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from server.api.transport.chance import Chance
+from server.engine.timeline import RequestRecord
 
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:=@+-]{1,128}")
+
+
+@dataclass(slots=True)
+class TraceFacts:
+    """What the trace of an exchange is made of; there only if somebody traces it."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    """The trace's context, for whoever this exchange asks in turn."""
+    attributes: dict[str, str | int | float | bool | list[str]] = field(default_factory=dict)
+    """What was asked for."""
+    records: list[RequestRecord] = field(default_factory=list)
+    """Of the requests that the engine ran."""
+    wall_clock_offset: float = 0.0
+    """Seconds from the records' clock to Unix time."""
+
+    def nanoseconds(self, time: float) -> int:
+        """A time of the records as OpenTelemetry wants it."""
+        return int((time + self.wall_clock_offset) * 1e9)
 
 
 @dataclass(slots=True)
@@ -26,6 +45,7 @@ class Exchange:
     """Counts and words for the access log; never a text of a prompt or an answer."""
     chance: Chance = field(default_factory=Chance.new)
     """Where its ids and seeds come from, if its client gives none."""
+    trace: TraceFacts | None = None
 
 
 CURRENT: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
