@@ -25,6 +25,10 @@ _COMMANDS = {
         "server.fleet.fleet_command",
         "Serve a model by replicas on Ray Serve until SIGTERM or Ctrl-C; SIGHUP replaces them.",
     ),
+    "simulate": (
+        "server.fleet.simulation.simulate_command",
+        "Simulate a fleet of many replicas behind the real router, and print tables.",
+    ),
     "generate": (
         "server.commands.generate",
         "Continue a text in the terminal; no server needed.",

@@ -65,7 +65,10 @@ def replica_application(config: FleetConfig, *, num_cpus: float) -> Application:
             health_check_period_s=_HEALTH_PERIOD_SECONDS,
             health_check_timeout_s=_HEALTH_TIMEOUT_SECONDS,
             ray_actor_options={"num_cpus": num_cpus},
-            request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+            request_router_config=RequestRouterConfig(
+                request_router_class=_ROUTER,
+                request_router_kwargs={"max_blocks": config.known_blocks},
+            ),
             **_size(config),
         )
         .bind(config.of_a_replica())

@@ -24,6 +24,9 @@ class FleetConfig(ServerConfig):
     drain: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True)] = 600.0
     """Seconds a replica that is replaced gets to finish what it runs; what then still runs goes on
     at another one."""
+    known_blocks: Annotated[int, Field(ge=0)] = 100_000
+    """Blocks of 256 characters that a front knows the homes of, at some 300 bytes each; about 2000
+    for each replica find all there is to find."""
     ray_address: str = "local"
     """The Ray cluster to use, such as auto or 10.0.0.1:6379; local starts one on this machine."""
     dashboard: bool = True

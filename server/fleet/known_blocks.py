@@ -7,6 +7,7 @@ each. Knows nothing of Ray.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -42,18 +43,18 @@ class KnownBlocks(Generic[Replica]):
     ) -> tuple[list[Replica], list[Replica]]:
         """Divide the replicas into those to try first and the others.
 
-        The first are the homes of the deepest known block that are not overloaded. Both lists are
-        shuffled: whoever takes the least loaded of them must not always find the same among equals.
+        The first are the homes of the deepest known block that are not overloaded. Both lists begin
+        anywhere: whoever takes the least loaded of them must not always find the same among equals.
 
         Args:
             blocks: The digests of the prompt's blocks, the first first.
             loads: Every replica's requests.
         """
-        replicas = random.sample(list(loads), len(loads))
+        replicas = _turned(list(loads))
         known = self._deepest(blocks)
         bound = self._load_factor * sum(loads.values()) / max(len(loads), 1) + self._slack
-        homes = [each for each in replicas if each in known and loads[each] <= bound]
-        return homes, [each for each in replicas if each not in homes]
+        homes = _turned([each for each in known if loads.get(each, math.inf) <= bound])
+        return homes, [each for each in replicas if each not in homes] if homes else replicas
 
     def remember(self, blocks: Sequence[str], replica: Replica) -> None:
         """A request with these blocks was sent to a replica."""
@@ -71,3 +72,9 @@ class KnownBlocks(Generic[Replica]):
             if homes := self._homes.get(block):
                 return homes
         return ()
+
+
+def _turned(replicas: list[Replica]) -> list[Replica]:
+    """The same, beginning anywhere."""
+    first = random.randrange(len(replicas) or 1)  # noqa: S311 - nothing is secret here
+    return replicas[first:] + replicas[:first]

@@ -65,10 +65,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def fleet_process(model: Path, *options: str, replicas: int = 2) -> Iterator[FleetProcess]:
-    """Run `kvserve fleet` while the block runs; in the end it must drain and exit with code 0."""
+def fleet_process(
+    model: Path, *options: str, replicas: int = 2, prelude: str = ""
+) -> Iterator[FleetProcess]:
+    """Run `kvserve fleet` while the block runs; in the end it must drain and exit with code 0.
+
+    Args:
+        model: What it serves.
+        options: More of its options.
+        replicas: How many.
+        prelude: Code that the front's process runs first.
+    """
     port = free_port()
-    command = [sys.executable, "-c", "from server.cli import main; main()", "fleet",
+    command = [sys.executable, "-c", f"{prelude}from server.cli import main; main()", "fleet",
                "--model", str(model), "--replicas", str(replicas), "--port", str(port),
                "--threads", "1", "--kv-cache-memory", "64MiB", "--no-dashboard",
                "--no-access-log", *options]  # fmt: skip

@@ -6,7 +6,7 @@ Source: https://github.com/open-telemetry/semantic-conventions-genai, version 0.
 
 from __future__ import annotations
 
-from server.api.call import Call
+from server.api.generation_call import GenerationCall
 
 PROVIDER_NAME = "gen_ai.provider.name"
 OPERATION_NAME = "gen_ai.operation.name"
@@ -35,7 +35,7 @@ PROVIDER = "kvserve"
 Attributes = dict[str, str | int | float | bool | list[str]]
 
 
-def request_attributes(call: Call) -> Attributes:
+def request_attributes(call: GenerationCall) -> Attributes:
     """What was asked for; no text of it."""
     params = call.requests[0].params
     return {

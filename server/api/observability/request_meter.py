@@ -112,7 +112,7 @@ class RequestMeter:
             self.tallies.num_finished[FinishReason.ABORT] += len(running)
             self._trace(call)
 
-    def _trace(self, call: Call) -> None:
+    def _trace(self, call: GenerationCall) -> None:
         """Leave what is known of a call to whoever traces its exchange."""
         exchange = CURRENT.get()
         if exchange is None or exchange.trace is None:
