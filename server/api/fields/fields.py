@@ -96,6 +96,9 @@ _SHARED: dict[str, FieldRule] = {
     "num_predict": refused("Use 'max_tokens' instead."),
     "n_predict": refused("Use 'max_tokens' instead."),
     **dict.fromkeys(("spaces_between_special_tokens", "detokenize"), only([True])),
+    # what sglang-router writes into every request
+    "no_stop_trim": only([False], hint="Use 'include_stop_str_in_output' instead."),
+    "return_hidden_states": only([False]),
     "return_tokens_as_token_ids": only([False], hint="Use 'return_token_ids' instead."),
     # structured output, as other servers spell it
     **dict.fromkeys(
@@ -118,7 +121,7 @@ _SHARED: dict[str, FieldRule] = {
 _CHAT_ONLY: dict[str, FieldRule] = {
     "echo": only([False]),
     "add_special_tokens": only([False], hint="The template writes them."),
-    "include_reasoning": only([True]),
+    **dict.fromkeys(("include_reasoning", "separate_reasoning", "stream_reasoning"), only([True])),
     **dict.fromkeys(("prompt", "input"), refused("Use 'messages' instead.")),
     "functions": only([[]], hint="Use 'tools' instead."),
     "function_call": only(["none", "auto"], hint="Use 'tool_choice' instead."),
