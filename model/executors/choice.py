@@ -35,6 +35,11 @@ class ExecutorFactory:
         self.cache_dtype = cache_dtype
         self._cuda = _fused(loaded) if loaded.device.type == "cuda" else None
 
+    @property
+    def uses_triton(self) -> bool:
+        """Whether the model runs on a GPU's own kernels."""
+        return self._cuda is not None
+
     def make(self, limits: PassLimits, *, captures: bool = True) -> Executor:
         """Make what runs the model on its device, its pool and buffers allocated.
 

@@ -33,7 +33,7 @@ from server.engine.planning.memory_plan import plan_memory
 from server.engine.planning.pace import Pace
 from server.engine.planning.resources import cpu_count
 from server.engine.runner import ModelRunner
-from server.engine.sampler import Sampler
+from server.engine.sampler import Chooser, Sampler
 from server.engine.sampling.token_masks import TokenMasks
 from server.engine.scheduler import Scheduler
 from server.engine.scheduler_observer import TimelineObserver
@@ -124,6 +124,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
             loaded.device,
             eos_token_ids=loaded.eos_token_ids,
             kernels=kernels if loaded.native else None,
+            chooser=_device_chooser(loaded) if factory.uses_triton else None,
         ),
         output_processor=OutputProcessor(loaded.tokenizer, loaded.eos_token_ids),
         record_attention=partial(
@@ -161,6 +162,13 @@ def _cache_dtype(loaded: LoadedModel, config: EngineConfig) -> torch.dtype:
             f"the cache has the model's own type, {str(loaded.dtype).removeprefix('torch.')}"
         )
     return dtype
+
+
+def _device_chooser(loaded: LoadedModel) -> Chooser:
+    """What chooses tokens on a GPU."""
+    from server.engine.sampling.device_chooser import DeviceChooser  # noqa: PLC0415 - Triton is an optional extra
+
+    return DeviceChooser(loaded.device, loaded.config.vocab_size)
 
 
 def _drafter(config: EngineConfig, pace: Pace) -> Drafter | None:

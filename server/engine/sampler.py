@@ -25,7 +25,7 @@ from server.request import Logprob, Request
 
 
 class Chooser(Protocol):
-    """What computes: NativeChooser, or TorchChooser in its place."""
+    """What computes: NativeChooser, DeviceChooser, or TorchChooser in their place."""
 
     def begin(self, requests: Sequence[Request], edits: Mapping[int, LogitEdits]) -> None:
         """Learn which requests the rows of the next steps belong to.
@@ -85,6 +85,7 @@ class Sampler:
         device: where the logits are.
         eos_token_ids: the end tokens that `min_tokens` holds back.
         kernels: what computes on a CPU; None leaves it to torch.
+        chooser: what computes on another device, in place of torch.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Sampler:
         *,
         eos_token_ids: frozenset[int] = frozenset(),
         kernels: NativeKernels | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -101,10 +103,10 @@ class Sampler:
         self._batch: list[Request] = []
         self._scored: list[tuple[int, int]] = []
         self._chooser: Chooser
-        if kernels is None:
-            self._chooser = TorchChooser(device)
-        else:
+        if kernels is not None:
             self._chooser = NativeChooser(kernels, vocab_size)
+        else:
+            self._chooser = chooser or TorchChooser(device)
 
     def sample(
         self, logits: Tensor, requests: Sequence[Request], *, allowed: Words | None = None

@@ -16,14 +16,18 @@ from typing import Any
 import interpreted  # noqa: F401 - before Triton
 import pytest
 import torch
+from fake_capture import FakeCapture
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 from triton.runtime import interpreter
 
+from model.cuda import graphs
+
 ROOT = Path(__file__).parents[2]
 CARD = torch.device("cuda", 0)
 ASKED_ONLY = {
+    "pin_memory",
     "size", "stride", "dim", "numel", "is_contiguous", "__len__", "storage_offset", "nelement",
     "is_floating_point", "element_size", "is_complex", "get_device", "is_pinned", "is_inference",
     "__hash__", "__repr__", "__format__", "untyped_storage", "data_ptr",
@@ -281,6 +285,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendCuda]:
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(graphs, "CudaCapture", FakeCapture)
     monkeypatch.setattr(Event, "card", card)
     with card:
         yield card

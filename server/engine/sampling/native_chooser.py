@@ -8,7 +8,7 @@ Owned by the Sampler, on the engine thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,14 @@ from model.native_abi import NOTHING_ALLOWED as ROW_NOTHING_ALLOWED
 from model.native_library import NativeKernels
 from model.native_sampling import CHOICE, BoundChoice, NativeSampling, address
 from server.engine.grammars.grammar import Words
+from server.engine.sampling.draws import Draws
 from server.engine.sampling.logit_edits import NOTHING_ALLOWED, LogitEdits
 from server.engine.sampling.logprobs import LOGPROB_FLOOR, NOT_FINITE, as_token_logprobs
-from server.engine.sampling.randomness import streams, uniforms_of, words
 from server.request import Logprob, Request
 
 _REASONS = {ROW_NOT_FINITE: NOT_FINITE, ROW_NOTHING_ALLOWED: NOTHING_ALLOWED}
 
 _ALL_OF_A_WORD = -1
-_STEPS_AHEAD = 32
 
 
 class NativeChooser:
@@ -44,7 +43,7 @@ class NativeChooser:
         self._choices = np.zeros(0, CHOICE)
         self._edited: dict[int, _EditedRow] = {}
         self._requests: Sequence[Request] = ()
-        self._draws: _Draws | None = None
+        self._draws: Draws | None = None
         self._bound: BoundChoice | None = None
 
     def begin(self, requests: Sequence[Request], edits: Mapping[int, LogitEdits]) -> None:
@@ -61,7 +60,7 @@ class NativeChooser:
         }
         self._requests = requests
         self._bound = None
-        self._draws = None if all(one.is_greedy for one in params) else _Draws(requests)
+        self._draws = None if all(one.is_greedy for one in params) else Draws(requests)
 
     def choose(self, logits: Tensor, *, allowed: Words | None) -> tuple[list[int], dict[int, str]]:
         """Choose a token in each row (B, V); failed rows are named with the reason."""
@@ -120,32 +119,6 @@ class NativeChooser:
         if allowed is not None:
             rows = np.flatnonzero((allowed != _ALL_OF_A_WORD).any(1))
             self._choices["allowed"][rows] = address(allowed) + rows * allowed.strides[0]
-
-
-class _Draws:
-    """The random numbers of some requests, found for many steps at once: one step takes as long.
-
-    Args:
-        requests: (B,) whose they are.
-    """
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._streams = streams(
-            words([request.params.seed for request in requests]),
-            words([request.choice for request in requests]),
-        )
-        self._positions: list[int] = []
-        self._coming: Iterator[npt.NDArray[np.float64]] = iter(())
-
-    def at(self, positions: list[int]) -> npt.NDArray[np.float64]:
-        """The numbers (B,) for the tokens at these positions; fastest if each is the next one."""
-        row = next(self._coming, None) if positions == self._positions else None
-        if row is None:
-            steps = np.arange(_STEPS_AHEAD, dtype=np.uint64)[:, np.newaxis]
-            self._coming = iter(uniforms_of(self._streams, words(positions) + steps))
-            row = next(self._coming)
-        self._positions = [position + 1 for position in positions]
-        return row
 
 
 class _EditedRow:
