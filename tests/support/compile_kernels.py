@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from model.cuda.kernels import attention_kernels
+from model.cuda.kernels import attention_kernels, layer_kernels, sampling_kernels
 from model.cuda.launch_table import SPLIT_TOKENS, Launch, decode_launch, prompt_launch
 
 CARDS = (80, 90, 120)
@@ -160,6 +160,67 @@ def attention_variants(card: int) -> Iterator[Variant]:
         )
 
 
+def other_variants(card: int) -> Iterator[Variant]:
+    """The small kernels of a layer, and the one that chooses tokens."""
+    for dtype in (torch.bfloat16, torch.float32):
+        kind = NAMES[dtype]
+        yield Variant(
+            name=f"embed {kind}",
+            kernel=layer_kernels.embed,
+            pointers={
+                "ids": "i32", "positions": "i32",
+                **dict.fromkeys(("weight", "position_weight", "out"), kind),
+            },
+            constants={"C": 4096, "BLOCK": 1024, "SCALED": True, "POSITIONED": True},
+            floats=("scale",),
+            card=card,
+        )  # fmt: skip
+        yield Variant(
+            name=f"add_norm {kind}",
+            kernel=layer_kernels.add_norm,
+            pointers={
+                **dict.fromkeys(("x", "residual", "out"), kind), "weight": "fp32", "bias": "fp32",
+            },
+            constants={"C": 4096, "C_ROOM": 4096, "ADDS": True, "CENTRED": True},
+            floats=("eps",),
+            card=card,
+        )  # fmt: skip
+        yield Variant(
+            name=f"turn_and_write {kind}",
+            kernel=layer_kernels.turn_and_write,
+            pointers={
+                **dict.fromkeys(("qkv", "q_out", "keys", "values"), kind),
+                **dict.fromkeys(("cos", "sin", "q_norm", "k_norm"), "fp32"),
+                "positions": "i32", "slots": "i32",
+            },
+            constants={
+                "HEADS": 32, "KV_HEADS": 8, "D": 128, "HALF_ROOM": 64, "TURNED": True,
+                "NORMED": True,
+            },
+            floats=("eps",),
+            warps=1,
+            card=card,
+        )  # fmt: skip
+        yield Variant(
+            name=f"activate {kind}",
+            kernel=layer_kernels.activate,
+            pointers={"x": kind, "out": kind},
+            constants={"WIDTH": 14336, "BLOCK": 1024, "KIND": "gelu_tanh", "GATED": True},
+            card=card,
+        )
+    yield Variant(
+        name="choose",
+        kernel=sampling_kernels.choose,
+        pointers={
+            "logits": "fp32", "temperatures": "fp32", "min_ps": "fp32", "top_ps": "fp64",
+            "uniforms": "fp64",
+            **dict.fromkeys(("allowed", "has_mask", "top_ks", "chosen", "outcomes"), "i32"),
+        },
+        constants={"V": 128256, "BLOCK": 1024},
+        card=card,
+    )  # fmt: skip
+
+
 def _tiles(launch: Launch) -> dict[str, int]:
     return {"ROWS": launch.rows, "TILE": launch.tile}
 
@@ -181,7 +242,7 @@ def main() -> None:
     only = sys.argv[1:]
     failed = False
     for card in CARDS:
-        for variant in attention_variants(card):
+        for variant in (*attention_variants(card), *other_variants(card)):
             if only and not any(word in variant.name for word in only):
                 continue
             started = time.monotonic()

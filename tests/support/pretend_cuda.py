@@ -27,7 +27,6 @@ from model.cuda import graphs
 ROOT = Path(__file__).parents[2]
 CARD = torch.device("cuda", 0)
 ASKED_ONLY = {
-    "pin_memory",
     "size", "stride", "dim", "numel", "is_contiguous", "__len__", "storage_offset", "nelement",
     "is_floating_point", "element_size", "is_complex", "get_device", "is_pinned", "is_inference",
     "__hash__", "__repr__", "__format__", "untyped_storage", "data_ptr",
@@ -154,6 +153,8 @@ class PretendCuda(TorchFunctionMode):
         there = [one for one in tensors if isinstance(one, CardTensor)]
         kwargs.pop("pin_memory", None)
         device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
+        if name == "pin_memory":
+            return args[0]
         if name == "to":
             return self._moved(func, args, kwargs)
         if not there and not (device and device.type == "cuda"):
