@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.cuda.kernels import sampling_kernels
-from model.executors.staging import DeviceQueue
+from model.device_queue import DeviceQueue
 
 BLOCK = 1024
 """Logits that are read at a time; part of what a row's bits follow from."""

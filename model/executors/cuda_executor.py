@@ -17,9 +17,10 @@ from cache.view import AttentionBackend
 from model.cuda.attention import TritonAttention, prompt_tiles
 from model.cuda.graphs import BUCKETS, Capture, DecodeGraphs, bucket_for, width_for
 from model.cuda.transformer import CudaTransformer
+from model.device_queue import CudaQueue, DeviceQueue
 from model.executors.batch_buffers import BatchBuffers, Form
 from model.executors.executor import FlatBatch, PassLimits, PassOutput, Ready
-from model.executors.staging import CudaQueue, DeviceQueue, Staging, upload_pass
+from model.executors.staging import Staging, upload_pass
 from model.kv_pool import make_pool
 from model.pass_context import PassTensors
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from cache.view import AttentionBackend, CacheView
+from model.device_queue import CudaQueue
 from model.executors.batch_buffers import BatchBuffers, Form, select_rows
 from model.executors.executor import FlatBatch, PassLimits, PassOutput, Ready
-from model.executors.staging import CudaQueue, Staging, upload_pass
+from model.executors.staging import Staging, upload_pass
 from model.kv_pool import make_pool
 from model.pass_context import PassContext
 from model.torch_attention import TorchAttention

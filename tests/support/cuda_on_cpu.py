@@ -9,9 +9,9 @@ from slow_device import DirectQueue
 
 from model.cuda.graphs import Capture
 from model.cuda.transformer import CudaTransformer
+from model.device_queue import DeviceQueue
 from model.executors.cuda_executor import CudaExecutor
 from model.executors.executor import PassLimits
-from model.executors.staging import DeviceQueue
 from model.transformer import Transformer
 
 

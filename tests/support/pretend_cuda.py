@@ -235,22 +235,23 @@ def _destination(args, kwargs) -> tuple[torch.device | None, list[torch.dtype]]:
 
 
 class Event:
-    """A CUDA event; to wait for one is counted."""
+    """A CUDA event; to wait for one counts unless a later one was waited for already."""
 
     card: PretendCuda | None = None
+    num_recorded = 0
+    num_reached = 0
 
     def __init__(self, **_options: object) -> None:
-        self._is_recorded = False
+        self._number = 0
 
     def record(self, stream: object = None) -> None:
-        self._is_recorded = True
-
-    def query(self) -> bool:
-        return True
+        Event.num_recorded += 1
+        self._number = Event.num_recorded
 
     def synchronize(self) -> None:
-        assert self._is_recorded
-        if Event.card is not None:
+        assert self._number
+        if self._number > Event.num_reached and Event.card is not None:
+            Event.num_reached = self._number
             Event.card.waited("an event")
 
 
@@ -287,6 +288,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendCuda]:
         monkeypatch.setattr(torch.cuda, name, answer)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(graphs, "CudaCapture", FakeCapture)
-    monkeypatch.setattr(Event, "card", card)
+    for name, value in {"card": card, "num_recorded": 0, "num_reached": 0}.items():
+        monkeypatch.setattr(Event, name, value)
     with card:
         yield card

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.cuda.device_sampling import DeviceSampling, RowParams
-from model.executors.staging import CudaQueue, DeviceQueue
+from model.device_queue import CudaQueue, DeviceQueue
 from model.native_abi import NOT_FINITE as ROW_NOT_FINITE
 from model.native_abi import NOTHING_ALLOWED as ROW_NOTHING_ALLOWED
 from server.engine.grammars.grammar import Words
