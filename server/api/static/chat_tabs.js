@@ -18,7 +18,15 @@ export class ChatTabs {
     this.#list.replaceChildren(...tabs);
     const current = tabs[chats.indexOf(shown)];
     if (hadFocus) current?.focus();
-    current?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    if (current) this.#reveal(current);
+  }
+
+  /** Scrolls the list, and nothing else, to where a tab is seen. */
+  #reveal({ offsetLeft, offsetWidth }) {
+    const from = offsetLeft - this.#list.offsetLeft;
+    const { scrollLeft, clientWidth } = this.#list;
+    if (from < scrollLeft) this.#list.scrollLeft = from;
+    else if (from + offsetWidth > scrollLeft + clientWidth) this.#list.scrollLeft = from + offsetWidth - clientWidth;
   }
 
   #tab(chat, isShown, colour) {

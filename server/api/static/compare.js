@@ -25,7 +25,10 @@ export class Comparison {
 
   /** Warns of other requests: they share the steps that a comparison times. */
   update({ regions, num_waiting: waiting }) {
-    const others = regions.filter(({ request_id: id }) => !id.startsWith("compare-")).length + waiting;
+    const served = regions.filter(({ request_id: id }) => !id.startsWith("compare-")).length;
+    // Without the cache the comparison itself has no region, and is counted as one that waits.
+    const isOurs = this.#isRunning && served === regions.length;
+    const others = served + Math.max(waiting - (isOurs ? 1 : 0), 0);
     if (this.#isRunning) this.#mostOthers = Math.max(this.#mostOthers, others);
     const wereThere = this.#mostOthers > 0;
     byId("compare-others").hidden = !(wereThere || others);

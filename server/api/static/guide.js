@@ -3,12 +3,11 @@
 import { Conversation } from "./conversation.js";
 import { byId, plural } from "./dom.js";
 
-const TOKENS = 160;
+const TOKENS = 120;
 const SYSTEM =
   "You are the guide of a small museum of clocks in a harbour town. You know the sundials in the " +
-  "garden, the tower clock with its iron wheels, the ship's chronometers in the glass case, and " +
-  "the pocket watches upstairs. Visitors ask you short questions, and you answer in a friendly " +
-  "way, in a few plain sentences, without making anything up.";
+  "garden, the tower clock with its iron wheels and the ship's chronometers in the glass case. You " +
+  "answer short questions in a few plain sentences.";
 const CHATS = [
   { title: "Guide: towers", question: "Tell me about the tower clock and how it keeps time." },
   { title: "Guide: ships", question: "Tell me about the ship's chronometers and what they were for." },

@@ -9,7 +9,7 @@ from serving import serving
 from server.engine.async_engine import AsyncEngine
 
 pytestmark = pytest.mark.slow
-ESCAPE = "\ue00c"
+ESCAPE, CONTROL, DELETE = "\ue00c", "\ue009", "\ue017"
 
 
 def answered(page, question: str, tokens: int = 8) -> str:
@@ -95,9 +95,7 @@ def test_chats_are_kept_renamed_and_deleted(page):
     page.press("new-chat")
     answered(page, "Another matter")
     page.press("rename-chat")
-    field = page.driver.find_element("css selector", "input.tab-name")
-    field.clear()
-    field.send_keys("Matters\n")
+    page.driver.find_element("css selector", "input.tab-name").send_keys("Matters\n")
     assert page.tabs() == ["Hello there", "Matters"]
     swatch = "return [...document.querySelectorAll('.tabs .swatch')].map((s) => s.style.background)"
     colours = page.driver.execute_script(swatch)
@@ -142,7 +140,7 @@ def test_a_refused_question_returns_to_the_box(page):
     assert page.find("question").get_property("value") == "<img src=x onerror=alert(1)>"
     assert len(page.said()) == len(page.stored()[0]["messages"]) == 2
     assert all("400" in entry for entry in page.console_errors())  # the browser says so itself
-    page.find("system").clear()
+    page.find("system").send_keys(CONTROL + "a", DELETE)
     page.press("try-again")
     page.until(lambda: len(page.said()) == 4 and not page.is_streaming(), "it is answered")
     assert page.notice() == ""
