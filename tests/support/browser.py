@@ -28,6 +28,9 @@ _ARGUMENTS = (
     "--window-size=1280,1100",
 )
 
+_OF_THE_TESTS = ("willReadFrequently", "favicon.ico")
+"""Complaints that come of reading pixels, and of opening a file instead of the page."""
+
 
 def start_browser() -> webdriver.Chrome:
     """Chromium with its console recorded."""
@@ -175,5 +178,5 @@ class Page:
             entry["message"]
             for entry in self.driver.get_log("browser")
             if entry["level"] in {"SEVERE", "WARNING"}
-            and "willReadFrequently" not in entry["message"]  # it is the tests that read pixels
+            and not any(cause in entry["message"] for cause in _OF_THE_TESTS)
         ]
