@@ -179,9 +179,21 @@ class PackedLinear:
     def _empty(
         cls, weight_format: WeightFormat, *, shape: tuple[int, int], kernels: NativeKernels
     ) -> PackedLinear:
-        size = kernels.library.kv_packed_bytes(FORMATS.index(weight_format), *shape)
-        data = kernels.memory.take(size)
+        data = kernels.memory.take(packed_bytes(weight_format, shape=shape, kernels=kernels))
         return cls(data, weight_format=weight_format, shape=shape, kernels=kernels)
+
+
+def packed_bytes(
+    weight_format: WeightFormat, *, shape: tuple[int, int], kernels: NativeKernels
+) -> int:
+    """Return the bytes that a matrix (out, in) takes when it is packed."""
+    return int(kernels.library.kv_packed_bytes(FORMATS.index(weight_format), *shape))
+
+
+def packed_format(qtype: int, *, shape: tuple[int, int], kernels: NativeKernels) -> WeightFormat:
+    """Return the format that GGUF blocks are packed in: int8 where they have no direct form."""
+    direct = kernels.library.kv_pack_gguf(None, qtype, None, *shape, None)
+    return FORMATS[direct] if direct >= 0 else "int8"
 
 
 def _pack_rows(packed: PackedLinear, weight: Tensor, *, first: int) -> None:

@@ -188,7 +188,7 @@ def load_model(
     checkpoint = open_checkpoint(path)
     sources = {source.name: source for source in checkpoint.sources()}
     config = checkpoint.config if context is None else checkpoint.config.limited_to(context)
-    resolved = _resolve_dtype(dtype, config, sources)
+    resolved = resolve_dtype(dtype, config, sources)
     with torch.device("meta"):
         model = Transformer(config, dtype=resolved)
     _check_fit(model, sources)
@@ -335,9 +335,10 @@ def _usable_kernels(
     return kernels
 
 
-def _resolve_dtype(
+def resolve_dtype(
     dtype: DType, config: ModelConfig, sources: Mapping[str, TensorSource]
 ) -> torch.dtype:
+    """Return the type of the matrices: auto is float32 if all are so in the file."""
     if dtype == "auto":
         matrices = [source for source in sources.values() if len(source.shape) == 2]
         is_float32 = all(source.stored_as == "F32" for source in matrices)

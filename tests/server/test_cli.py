@@ -117,6 +117,8 @@ def test_info_describes_the_model(monkeypatch, capfd, checkpoint):
     out = capfd.readouterr().out
     assert "4 query, 2 key/value" in out
     assert "kvserve" in out
+    assert "context that fits" in out
+    assert "512 tokens" in out
 
 
 def test_chat_answers_each_line(monkeypatch, capfd):
