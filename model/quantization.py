@@ -1,8 +1,9 @@
 """PackedLinear: one weight matrix in the form the native kernels read, and nothing beside it.
 
 Packs float tensors and GGUF blocks, one tensor at a time, so that the source can be dropped at
-once. Q8_0, Q4_0, Q4_1 and Q5_0 keep their exact values, Q4_K its numbers with scales rounded to
-float16; the other GGUF types become int8 in groups of 32. Knows no layer names and no files.
+once. Q8_0, Q4_0, Q4_1, Q5_0, IQ4_NL and MXFP4 keep their exact values, Q4_K and IQ4_XS their
+numbers with scales rounded to float16; the other GGUF types become int8 in groups of 32. Knows no
+layer names and no files.
 """
 
 from __future__ import annotations

@@ -171,7 +171,18 @@ void pack_panel_rounded(int32_t format, const Layout& layout, const void* source
 
 // ---- GGUF ----
 
-enum GgufType { kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ8_0 = 8, kQ4_K = 12 };
+enum GgufType {
+  kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ8_0 = 8, kQ4_K = 12, kIQ4_NL = 20, kIQ4_XS = 23, kMXFP4 = 39
+};
+
+// What the sixteen numbers of a nibble stand for.
+constexpr int8_t kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                   1,    13,   25,  38,  53,  69,  89,  113};
+constexpr int8_t kTwiceE2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+void look_up(const int8_t* table, int8_t* q) {
+  for (int k = 0; k < kGroup; ++k) q[k] = table[q[k]];
+}
 
 float half_at(const uint8_t* p) {
   uint16_t h;
@@ -204,8 +215,21 @@ void read_q4_k(const uint8_t* block, int64_t sub, Group* group) {
     group->q[k] = static_cast<int8_t>(sub % 2 == 0 ? bytes[k] & 15 : bytes[k] >> 4);
 }
 
+void read_iq4_xs(const uint8_t* block, int64_t sub, Group* group) {
+  uint16_t high;  // two bits of each of eight scales; their four low bits follow
+  std::memcpy(&high, block + 2, 2);
+  const int low = block[4 + sub / 2] >> (sub % 2 * 4) & 15;
+  const int scale = (low | (high >> (2 * sub) & 3) << 4) - 32;
+  group->scale = half_at(block) * static_cast<float>(scale);
+  read_nibbles(block + 8 + sub * 16, group->q);
+  look_up(kNonLinear, group->q);
+}
+
 int64_t gguf_row_bytes(int32_t type, int64_t in_features) {
   switch (type) {
+    case kIQ4_NL: return in_features / 32 * 18;
+    case kIQ4_XS: return in_features / 256 * 136;
+    case kMXFP4: return in_features / 32 * 17;
     case kQ4_0: return in_features / 32 * 18;
     case kQ4_1: return in_features / 32 * 20;
     case kQ5_0: return in_features / 32 * 22;
@@ -237,6 +261,18 @@ Group read_gguf(int32_t type, const uint8_t* row, int64_t g) {
     row += g * 34;
     group.scale = half_at(row);
     std::memcpy(group.q, row + 2, kGroup);
+  } else if (type == kIQ4_NL) {
+    row += g * 18;
+    group.scale = half_at(row);
+    read_nibbles(row + 2, group.q);
+    look_up(kNonLinear, group.q);
+  } else if (type == kIQ4_XS) {
+    read_iq4_xs(row + g / 8 * 136, g % 8, &group);
+  } else if (type == kMXFP4) {  // a power of two for 32 numbers of four bits
+    row += g * 17;
+    group.scale = std::ldexp(1.0f, row[0] - 128);
+    read_nibbles(row + 1, group.q);
+    look_up(kTwiceE2M1, group.q);
   } else {
     read_q4_k(row + g / 8 * 144, g % 8, &group);
   }
@@ -250,6 +286,9 @@ int32_t format_of_gguf(int32_t type) {
     case kQ4_K: return KV_INT4_AFFINE;
     case kQ5_0: return KV_INT8;
     case kQ8_0: return KV_INT8;
+    case kIQ4_NL: return KV_INT8;
+    case kIQ4_XS: return KV_INT8;
+    case kMXFP4: return KV_INT8;
     default: return -1;
   }
 }

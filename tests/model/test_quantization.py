@@ -34,20 +34,32 @@ def random_blocks(qtype: GGMLQuantizationType, rows: int, inputs: int) -> np.nda
     raw = rng.integers(0, 256, (rows, inputs // block, size), dtype=np.uint8)
     scales = rng.uniform(0.001, 0.02, (rows, inputs // block, 2)).astype(np.float16)
     at = {"Q6_K": size - 2, "Q2_K": size - 4, "Q3_K": size - 2}.get(qtype.name, 0)
+    if qtype.name == "MXFP4":
+        raw[..., 0] = rng.integers(115, 135, raw.shape[:2])
+        return raw.reshape(rows, -1)
     one_scale = qtype.name in ("Q4_0", "Q5_0", "Q8_0", "Q6_K", "Q3_K")
-    count = 1 if one_scale else 2
+    count = 1 if one_scale or qtype.name.startswith("IQ") else 2
     raw[..., at : at + 2 * count] = scales[..., :count].copy().view(np.uint8)
     return raw.reshape(rows, -1)
 
 
-EXACT = ["Q4_0", "Q4_1", "Q5_0", "Q8_0"]
-CLOSE = {"Q4_K": 4e-4, "Q5_1": 8e-3, "Q5_K": 8e-3, "Q6_K": 8e-3, "Q3_K": 8e-3, "Q2_K": 8e-3}
+EXACT = ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4"]
+CLOSE = {
+    "Q4_K": 4e-4,
+    "IQ4_XS": 4e-4,
+    "IQ3_S": 8e-3,
+    "Q5_1": 8e-3,
+    "Q5_K": 8e-3,
+    "Q6_K": 8e-3,
+    "Q3_K": 8e-3,
+    "Q2_K": 8e-3,
+}
 SIZES = {"Q4_0": 1.01, "Q4_1": 1.01, "Q8_0": 1.01, "Q4_K": 1.2}
 
 
 @pytest.mark.parametrize("name", [*EXACT, *CLOSE])
 def test_gguf_blocks_keep_their_values(kernels: NativeKernels, name: str) -> None:
-    """Four types are exact to the bit, the others lose far less than quantising them did."""
+    """Some types are exact to the bit, the others lose far less than quantising them did."""
     qtype = GGMLQuantizationType[name]
     raw = random_blocks(qtype, 37, 512)
     exact = torch.from_numpy(dequantize(raw, qtype))
