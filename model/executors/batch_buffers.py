@@ -54,7 +54,7 @@ class BatchBuffers:
         self._fill_decodes(batch, num_decodes)
         if num_decodes < len(lengths):
             self._fill_chunks(batch, num_decodes)
-        key_lengths = [start + count for start, count in zip(batch.starts, lengths, strict=True)]
+        key_lengths = [*map(operator.add, batch.starts, lengths)]
         self._key_lengths[: len(key_lengths)] = key_lengths
         for index, region in enumerate(regions):
             if (

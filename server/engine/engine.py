@@ -110,9 +110,12 @@ class Engine:
         except torch.OutOfMemoryError:
             return self._make_do(batch)
         requests = batch.sampling_requests
-        sampled = self._sample(requests, output.logits[: len(requests)])
+        # As it is where it can be: the sampler stays bound to logits that it has seen.
+        logits = output.logits[: len(requests)] if batch.drafts else output.logits
+        sampled = self._sample(requests, logits)
         self.scheduler.commit(batch)
-        outputs = self._score_prompts(batch, output.hidden) + self._emit(requests, sampled)
+        outputs = self._score_prompts(batch, output.hidden) if self._scored else []
+        outputs += self._emit(requests, sampled)
         return outputs + self._follow(batch.drafts, output.logits) if batch.drafts else outputs
 
     def generate(self, requests: Sequence[Request]) -> list[RequestOutput]:
@@ -203,8 +206,6 @@ class Engine:
     def _score_prompts(self, batch: Batch, hidden: Tensor) -> list[RequestOutput]:
         """Fill in the prompt log-probabilities of this batch; end requests that want only those."""
         finished: list[RequestOutput] = []
-        if not self._scored:
-            return finished
         for entry, first_row in zip(batch.scheduled, batch.first_rows, strict=True):
             request, params = entry.request, entry.request.params
             if request.request_id not in self._scored:
@@ -267,13 +268,16 @@ class Engine:
 
     def _emit(self, requests: list[Request], sampled: SamplerOutput | None) -> list[RequestOutput]:
         """Hand each chosen token to its request; end those that are done."""
+        outputs: list[RequestOutput] = []
         if sampled is None:
-            return []
-        return [
-            self._finish(request, self._output(request, sampled, row))
-            for row, request in enumerate(requests)
-            if request.status is RequestStatus.RUNNING  # scoring may have ended it
-        ]
+            return outputs
+        for row, request in enumerate(requests):
+            if request.status is RequestStatus.RUNNING:  # scoring may have ended it
+                output = self._output(request, sampled, row)
+                if output.finish_reason is not None:
+                    self._finish(request, output)
+                outputs.append(output)
+        return outputs
 
     def _output(self, request: Request, sampled: SamplerOutput, row: int) -> RequestOutput:
         if row in sampled.failed:

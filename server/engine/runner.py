@@ -13,7 +13,6 @@ from torch import Tensor
 from cache.manager import Region
 from model.executors.executor import Executor, FlatBatch, Pending
 from server.engine.planning.batch import Batch
-from server.request import Request
 
 LOGIT_SLICE_BYTES = 64 * 2**20
 """Logits of scored prompts are computed in slices of at most this size."""
@@ -60,10 +59,6 @@ def _flatten(batch: Batch) -> FlatBatch:
             input_ids += token_ids[start : start + count - len(draft)]
             input_ids += draft
         starts.append(start)
-        regions.append(_region(request))
+        assert request.region is not None, "whoever is scheduled has a region"
+        regions.append(request.region)
     return FlatBatch(input_ids, starts, batch.query_lengths, regions, batch.sample_rows)
-
-
-def _region(request: Request) -> Region:
-    assert request.region is not None, "whoever is scheduled has a region"
-    return request.region

@@ -124,9 +124,10 @@ class Sampler:
         if self._batch != requests:
             self._begin(list(requests))
         token_ids, failed = self._chooser.choose(logits, allowed=allowed)
-        return SamplerOutput(
-            token_ids=token_ids, logprobs=self._score(logits, token_ids, failed), failed=failed
+        logprobs = (
+            self._score(logits, token_ids, failed) if self._scored else [None] * len(requests)
         )
+        return SamplerOutput(token_ids=token_ids, logprobs=logprobs, failed=failed)
 
     def prompt_logprobs(
         self, logits: Tensor, token_ids: Sequence[int], num_top: int
@@ -174,8 +175,6 @@ class Sampler:
         self, logits: Tensor, token_ids: Sequence[int], failed: dict[int, str]
     ) -> list[Logprob | None]:
         scored: list[Logprob | None] = [None] * len(token_ids)
-        if not self._scored:
-            return scored
         wanted = [(row, top) for row, top in self._scored if row not in failed]
         if wanted:
             rows = [row for row, _ in wanted]

@@ -121,14 +121,16 @@ class Scheduler:
         decoding: list[Request] = []
         catching_up: list[Request] = []
         for request in self._running:
-            (decoding if request.num_uncomputed_tokens == 1 else catching_up).append(request)
+            decodes = len(request.token_ids) - request.num_computed_tokens == 1
+            (decoding if decodes else catching_up).append(request)
         # Nobody starts, and nothing is drafted, without a token for all who run.
         for request in decoding:
             step.schedule(request, 1)
         for request in catching_up:
             if (count := step.grant(request)) > 0:
                 step.schedule(request, count)
-        self._admit(step)
+        if self._waiting:
+            self._admit(step)
         if self.drafter is not None and step.only_decodes:
             self._add_drafts(step, self.drafter.propose(decoding))
         return step.to_batch()
@@ -199,11 +201,12 @@ class Scheduler:
 
         They all decode: who catches up had its blocks at admission.
         """
-        full = [
-            (request, request.region)
-            for request in self._running
-            if request.region and request.region.capacity < len(request.token_ids)
-        ]
+        block_size = self.manager.block_size
+        full: list[tuple[Request, Region]] = []
+        for request in self._running:
+            region = request.region
+            if region and len(region.block_ids) * block_size < len(request.token_ids):
+                full.append((request, region))
         for request, region in full:
             # It may have given way itself, be it to one before it or for want of any behind it.
             while request.region is region:

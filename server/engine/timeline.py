@@ -215,7 +215,7 @@ class Timeline:
 
     def stepped(self, batch: Batch, *, started: float, ended: float) -> None:
         """A step was computed and its tokens are chosen."""
-        batch_size, batch_tokens = len(batch.scheduled), batch.num_tokens
+        batch_size, batch_tokens = len(batch.scheduled), sum(batch.query_lengths)
         totals = self._totals
         totals.num_steps += 1
         totals.num_computed_tokens += batch_tokens

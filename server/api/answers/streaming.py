@@ -71,10 +71,14 @@ async def events(
     """
     async with aclosing(outputs):
         async for output in outputs:
-            parts = await _aside(output, writer.parts, writing)
+            parts = (
+                writer.parts(output)
+                if output.prompt_logprobs is None
+                else await _aside(output, writer.parts, writing)
+            )
             for part in parts:
                 yield part
-            if writer.finished:
+            if not writer.num_open:
                 break
     for part in writer.ending():
         yield part

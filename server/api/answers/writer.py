@@ -49,7 +49,8 @@ class Writer(abc.ABC):
             Choice(self._names, call.prompts[index // call.n], call.options)
             for index in range(len(call.requests))
         ]
-        self._num_open = len(call.requests)
+        self.num_open = len(call.requests)
+        """Choices that have not ended."""
         self._index = {request.request_id: i for i, request in enumerate(call.requests)}
         self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
@@ -74,11 +75,6 @@ class Writer(abc.ABC):
         """What ends a stream that fails."""
         return event(error.body())
 
-    @property
-    def finished(self) -> bool:
-        """Whether every choice has ended."""
-        return self._num_open == 0
-
     def feed(self, output: RequestOutput) -> tuple[int, Piece]:
         """Take in an output; returns the index of its choice and what the choice gained.
 
@@ -87,7 +83,7 @@ class Writer(abc.ABC):
         """
         index = self._index[output.request_id]
         piece = self._choices[index].advance(output)
-        self._num_open -= piece.finish_reason is not None
+        self.num_open -= piece.finish_reason is not None
         return index, piece
 
     def parts(self, output: RequestOutput) -> list[bytes]:

@@ -43,8 +43,11 @@ class TokenMasks:
 
     def begin(self, requests: Sequence[Request]) -> None:
         """Start on the masks of the requests (B,) whose next tokens this step chooses."""
-        grammars = [(row, one.grammar) for row, one in enumerate(requests) if one.grammar]
+        grammars: list[tuple[int, TokenConstraint]] = []
         self._filled = None
+        for row, request in enumerate(requests):
+            if request.grammar:
+                grammars.append((row, request.grammar))
         if grammars:
             shape = (len(requests), mask_words(self._vocab_size))
             self._filled = self._thread.submit(_fill, np.full(shape, -1, np.int32), grammars)

@@ -275,6 +275,22 @@ def test_answers_without_the_cache_are_the_same(checkpoint, name):
     assert_same(cached, alone(path, prompt, max_tokens=30, ignore_eos=True))
 
 
+def test_a_request_whose_prompt_cannot_be_scored_ends_once(checkpoint, monkeypatch):
+    """It fails in the step that also chooses its first token, and says nothing after its error."""
+    engine = load_engine(checkpoint("rand-llama-untied")).engine
+    slices = engine._runner.logit_slices
+
+    def not_finite(hidden, rows):
+        for part, logits in slices(hidden, rows):
+            yield part, torch.full_like(logits, torch.nan)
+
+    monkeypatch.setattr(engine._runner, "logit_slices", not_finite)
+    engine.add(make_request(list(b"abcd"), prompt_logprobs=0, max_tokens=6))
+    outputs = engine.step()
+    assert [output.finish_reason for output in outputs] == [FinishReason.ERROR]
+    assert not engine.has_work
+
+
 def test_attention_weights_disturb_nobody(checkpoint):
     """Maps made between steps are distributions and leave a running request's answer alone."""
     path = checkpoint("rand-llama-untied")
