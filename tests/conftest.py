@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,16 @@ import pytest
 
 # Triton, which others import as well, reads at its import whether its kernels are interpreted.
 os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def access_log_as_it_was() -> Iterator[None]:
+    """Let no command that a test runs leave its log handler, whose stream ends with that test."""
+    logger = logging.getLogger("kvserve.access")
+    handlers, propagate, level = logger.handlers, logger.propagate, logger.level
+    yield
+    logger.handlers, logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
