@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardCost:
-    """What one forward pass over one sequence costs."""
+    """FLOPs and bytes of one forward pass over one sequence."""
 
     layer_parameters: int
     """Numbers in the matrices of all layers, each multiplied once for every new token."""

@@ -135,7 +135,7 @@ class Request:
     prefix_cache: bool = True
     """Whether an earlier request's cached keys and values may be reused."""
     grammar: TokenConstraint | None = None
-    """What the generated text must fit; this request's own."""
+    """Grammar state that constrains the generated text; this request's own."""
     use_cache: bool = True
     """False computes the whole sequence anew for every token, and shares nothing with anyone."""
     arrival_time: float = field(default_factory=time.monotonic)
@@ -173,7 +173,7 @@ class Request:
 
 
 class RequestOutput(NamedTuple):
-    """What one engine step brought for one request; text and tokens are increments.
+    """Output of one engine step for one request; text and tokens are increments.
 
     A tuple, as the step makes one for each request, and a frozen dataclass takes three times as
     long. Give its fields by name, but where the step makes it: there the first seven go by place.

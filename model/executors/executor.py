@@ -65,7 +65,7 @@ class FlatBatch(NamedTuple):
 
 
 class PassOutput(NamedTuple):
-    """What a pass computed, valid until the next one is submitted."""
+    """Output of a forward pass, valid until the next one is submitted."""
 
     hidden: Tensor
     """(N, C) hidden states before the last norm, of which `logits` takes any rows."""
@@ -92,7 +92,7 @@ class Ready:
 
 
 class Executor(Protocol):
-    """What runs passes on one kind of device."""
+    """Runs forward passes on one kind of device."""
 
     @property
     def pool(self) -> KVCachePool:

@@ -83,7 +83,7 @@ def create_app(
 
 
 def _add_routes(app: FastAPI, api: Api) -> None:
-    """Every path, with what it reads and answers for the description."""
+    """Routes of completions, chats, tokens, models and states, described for OpenAPI."""
     bad = (400, 404, 413, 503)
     generation = (*bad, 429, 500)
     app.add_api_route(
@@ -165,7 +165,7 @@ def _add_other_forms(app: FastAPI, forms: OtherForms) -> None:
 
 
 def _add_experiments(app: FastAPI, experiments: Experiments) -> None:
-    """What lets people try what the cache gains and where a model looks."""
+    """Routes of cache comparisons and of attention maps."""
     for path, handler, body in (
         ("/v1/compare", experiments.compare, schemas.CompareBody),
         ("/v1/attention", experiments.attention, schemas.AttentionBody),
@@ -184,7 +184,7 @@ def _add_experiments(app: FastAPI, experiments: Experiments) -> None:
 def _add_gates(
     app: FastAPI, config: ServerConfig, metrics: Metrics, *, tracer: Tracer | None
 ) -> None:
-    """What every request passes before it comes to a handler; the last is met first."""
+    """Middleware, the outermost last: it is what a request meets first."""
     app.add_middleware(KeyGate, keys=ApiKeys.from_config(config))
     if tracer is not None:
         from server.api.observability.traces import Traces  # noqa: PLC0415 - an optional extra
@@ -207,7 +207,7 @@ def cross_origin_rules(config: ServerConfig) -> dict[str, Any]:
 
 
 def _add_views(app: FastAPI, views: Views, page: Page) -> None:
-    """What shows the server at work: the cache, the timelines, and the page that draws them."""
+    """Routes that show the server at work: the cache, the timelines, the page that draws them."""
     for path, handler in (
         ("/kv", views.kv),
         ("/kv/stream", views.kv_stream),
@@ -234,7 +234,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the router refuses: an unknown path or method."""
+    """Error response to what the router refuses: an unknown path or method."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     refusal: ApiError = InvalidRequestError("The request is malformed.")

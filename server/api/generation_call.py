@@ -15,7 +15,7 @@ from server.request import Request
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedPrompt:
-    """What one group of n choices continues."""
+    """Token ids of a prompt, which n choices continue."""
 
     token_ids: tuple[int, ...]
     text: str = ""
@@ -24,7 +24,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerOptions:
-    """What the client wants to see."""
+    """How the answer is shown: streamed or whole, with usage, log-probabilities, echo."""
 
     stream: bool = False
     include_usage: bool = False

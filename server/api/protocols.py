@@ -105,7 +105,7 @@ class EngineClient(Protocol):
 
     @property
     def status(self) -> EngineStatus:
-        """What it can do now."""
+        """Its status in the life cycle: loading, ready, draining or dead."""
 
     @property
     def info(self) -> EngineInfo:
@@ -125,7 +125,7 @@ class EngineClient(Protocol):
 
     @property
     def timeline(self) -> Timeline:
-        """What requests waited for and did."""
+        """Timeline of requests: what they waited for and did."""
 
     @property
     def counts(self) -> EngineCounts:
@@ -143,7 +143,7 @@ class EngineClient(Protocol):
     async def attention_weights(
         self, token_ids: Sequence[int], *, layer: int | None, head: int | None
     ) -> list[list[float]]:
-        """What each token of a short text attends to: a square of rows that sum to 1."""
+        """Attention weights of a short text: a square of rows that sum to 1."""
 
     async def stop(self, grace: float) -> None:
         """Let running requests finish for `grace` seconds, fail the rest, and end."""

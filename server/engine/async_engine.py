@@ -100,7 +100,7 @@ class AsyncEngine:
 
     @property
     def timeline(self) -> Timeline:
-        """What requests waited for and did; the engine thread writes it, anyone may read it."""
+        """Timeline of requests; the engine thread writes it, anyone may read it."""
         return self._ready.timeline
 
     @property
@@ -191,7 +191,7 @@ class AsyncEngine:
     async def attention_weights(
         self, token_ids: Sequence[int], *, layer: int | None, head: int | None
     ) -> list[list[float]]:
-        """What each token of a short text attends to, computed piece by piece between steps.
+        """Attention weights of a short text, computed piece by piece between steps.
 
         Raises:
             EngineUnavailableError: The engine does not run.

@@ -15,7 +15,7 @@ from server.request import SamplingParams
 
 
 class TokenSpeller(Protocol):
-    """What is asked of a tokenizer here."""
+    """The part of a tokenizer that detokenising needs."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token adds to the text."""

@@ -42,9 +42,9 @@ class EngineInfo:
     num_heads: int
     """Query heads of a layer."""
     cost: ForwardCost
-    """What a forward pass costs."""
+    """FLOPs and bytes of a forward pass."""
     kernels: str = "torch"
-    """What computes: the native kernels' instruction set, or torch."""
+    """Compute backend: the native kernels' instruction set, or torch."""
     eos_token_ids: frozenset[int] = frozenset()
     default_params: Mapping[str, float | int] = field(default_factory=dict)
     """Sampling defaults that the checkpoint recommends, such as temperature and top_p."""

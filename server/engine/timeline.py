@@ -43,7 +43,7 @@ assert _EVENT.itemsize == _PACKED.size, "one layout, written and read"
 
 
 class EventKind(enum.IntEnum):
-    """What can happen to a request; its lower-case name is shown."""
+    """Kind of event in the life of a request; its lower-case name is shown."""
 
     QUEUED = 0
     ADMITTED = 1
@@ -85,7 +85,7 @@ class Event:
 
 @dataclass(kw_only=True, slots=True)
 class RequestRecord:
-    """What is remembered of a request beside its events; times are on the monotonic clock."""
+    """State of a request beside its events; times are on the monotonic clock."""
 
     request_id: str
     serial: int

@@ -42,7 +42,7 @@ class ScoredToken:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """What a choice gains at once."""
+    """One increment of a choice: text, tokens and their log-probabilities."""
 
     is_first: bool = False
     text: str = ""

@@ -50,7 +50,7 @@ async def collect(
 async def _aside(
     output: RequestOutput, work: Callable[[RequestOutput], Result], writing: Pool
 ) -> Result:
-    """What comes of an output; in a thread if the scores of a prompt make that long."""
+    """Run `work` on an output, in a worker thread if it carries the scores of a prompt."""
     if output.prompt_logprobs is None:
         return work(output)
     return await writing.run(lambda: work(output))

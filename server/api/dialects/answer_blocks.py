@@ -18,7 +18,7 @@ from server.api.structured_output.tool_calls import CallPiece
 
 
 class BlockKind(enum.Enum):
-    """What a block holds."""
+    """Kind of a content block."""
 
     TEXT = "text"
     THOUGHTS = "thoughts"
@@ -42,7 +42,7 @@ class Block:
 
 
 class Step(enum.Enum):
-    """What happens to a block."""
+    """Event in the life of a content block."""
 
     OPENS = "opens"
     GAINS = "gains"

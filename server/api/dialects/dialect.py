@@ -33,7 +33,7 @@ class Dialect(Generic[Asked]):
     schema: type[Asked]
     endpoint: Endpoint
     to_chat: Callable[[Asked], ChatBody]
-    """What a body asks for, as a chat."""
+    """Translates a body into the chat that it asks for."""
     names: Mapping[str, str]
     """A chat's field -> the client's; others are the same."""
     tool_schema: str = "function.parameters"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class Support(enum.Enum):
-    """What becomes of a field that no schema has."""
+    """Whether a field that no schema has is ignored or refused."""
 
     HARMLESS = "harmless"
     """Accepted and reported: the tokens do not depend on it."""

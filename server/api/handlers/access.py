@@ -123,7 +123,7 @@ class AccessLog:
 
 
 class _Answer:
-    """What was sent in one exchange."""
+    """Response of one exchange: its status, its bytes, and whether it is complete."""
 
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self._send = send

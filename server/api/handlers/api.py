@@ -29,7 +29,7 @@ from server.version import VERSION
 
 
 class Api:
-    """The handlers of all routes.
+    """Handlers of completions, chats, tokens, models and states.
 
     Args:
         engine: Runs the requests.

@@ -299,7 +299,7 @@ class Dispatcher:
             is_over.set()
 
     def _outputs(self, call: GenerationCall) -> AsyncGenerator[RequestOutput, None]:
-        """What the engine brings for a call, counted, within the time it is given."""
+        """The engine's outputs for a call, counted, until the request timeout."""
         outputs = self._metrics.requests.watch(call, self._engine.generate(call.requests))
         limit = self._config.request_timeout
         return outputs if limit is None else within(limit, outputs)

@@ -16,7 +16,7 @@ Part = str | Reasoning | CallPiece
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerFormat:
-    """What an answer may hold beside text."""
+    """Answer format: the thoughts and tool calls that may stand beside text."""
 
     reasons: bool = False
     reasoning_is_open: bool = False

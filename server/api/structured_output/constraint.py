@@ -9,7 +9,7 @@ from server.engine.grammars.grammar import GrammarSource
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must fit."""
+    """Constraint on an answer's text."""
 
     source: GrammarSource
     param: str

@@ -65,7 +65,7 @@ def format_of_template(template: str) -> ToolFormat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallPiece:
-    """What a call gains; the first of each has its id and name."""
+    """Delta of a tool call; the first of each has its id and name."""
 
     index: int
     arguments: str = ""

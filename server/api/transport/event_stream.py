@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """What a stream carries when there are no events."""
+    """Keep-alive of a stream: how long a silence is, and the comment that ends it."""
 
     interval: float
     """Seconds that make a silence."""

@@ -40,7 +40,7 @@ def may_draft(request: Request) -> int:
 
 @dataclass(slots=True)
 class _Reader:
-    """What is known of one request's text, and of how well it foretold itself."""
+    """Draft state of one request: its text, and the acceptance rate of its drafts."""
 
     index: NgramIndex = field(default_factory=NgramIndex)
     acceptance: Acceptance = field(default_factory=Acceptance)

@@ -48,7 +48,7 @@ class GrammarError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """What a text must fit, as llguidance reads it."""
+    """Source of a grammar, as llguidance reads it."""
 
     text: str
     """A Lark grammar, llguidance's JSON form, or EBNF."""

@@ -57,7 +57,7 @@ class CheckedDraft:
 
 
 class Batch(NamedTuple):
-    """What one step computes; the requests with a single new token come first."""
+    """Flat, ragged batch of one step; the requests with a single new token come first."""
 
     scheduled: tuple[ScheduledRequest, ...]
     query_lengths: tuple[int, ...]

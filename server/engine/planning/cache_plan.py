@@ -17,7 +17,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachePlan:
-    """What was decided, and the figures it follows from."""
+    """Size of the cache, and the figures it follows from."""
 
     weights_bytes: int
     bytes_per_token: int

@@ -23,7 +23,7 @@ _ATTENTION_SLOWNESS = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """What steps cost, in units of a token with nothing before it, and how far they may stretch."""
+    """Chunked-prefill budget: the cost of a step in tokens, and how far prompts may stretch it."""
 
     max_stretch: float = 4.0
     """How many times as long as with its decodes alone a step with prompts may take."""
@@ -42,7 +42,7 @@ class Pace:
         return count + position / self.context_tokens
 
     def room(self, decodes: float) -> float:
-        """What prompts may cost in a step in which others decode.
+        """Chunked-prefill budget of a step in which others decode.
 
         Args:
             decodes: What the tokens of those cost; 0 if there are none, and then nobody waits.

@@ -87,6 +87,6 @@ class StepPlan:
 
     @property
     def _time_left(self) -> float:
-        """What catching up may still cost."""
+        """What is left of the step's chunked-prefill budget."""
         decodes = self._pace.cost(self._decode_positions, count=self._num_decodes)
         return self._pace.room(decodes) - self._prompts

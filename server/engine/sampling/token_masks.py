@@ -18,7 +18,7 @@ from server.request import Request, TokenConstraint
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """What a step may choose."""
+    """Token bitmasks of one step."""
 
     words: Words | None = None
     """(B, words) bit i of word w stands for token 32 w + i; None is everything."""

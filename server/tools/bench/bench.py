@@ -54,7 +54,7 @@ class Task:
 
 
 class Contender(Protocol):
-    """What can be measured."""
+    """Kind of measurement."""
 
     @property
     def name(self) -> str:

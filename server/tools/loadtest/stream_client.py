@@ -31,7 +31,7 @@ _DONE = b"[DONE]"
 
 @dataclass(kw_only=True, slots=True)
 class StreamRecord:
-    """What happened to one request; times are seconds on the loop's clock."""
+    """Timing and outcome of one request; times are seconds on the loop's clock."""
 
     intended: float | None = None
     """When it was meant to be sent, if that was not left to the answers of others."""

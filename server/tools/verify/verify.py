@@ -49,7 +49,7 @@ class Probe:
 
 @dataclass(slots=True)
 class ProbeAnswer:
-    """What a probe was answered."""
+    """Answer to a probe."""
 
     probe: str
     token_ids: list[int] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Difference:
 
 @dataclass(kw_only=True, slots=True)
 class TrialResult:
-    """What came of one condition."""
+    """Result of a trial under one condition."""
 
     condition: str
     group: str
