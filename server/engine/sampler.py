@@ -124,9 +124,9 @@ class Sampler:
         if self._batch != requests:
             self._begin(list(requests))
         token_ids, failed = self._chooser.choose(logits, allowed=allowed)
-        logprobs = (
-            self._score(logits, token_ids, failed) if self._scored else [None] * len(requests)
-        )
+        logprobs: list[Logprob | None] = [None] * len(requests)
+        if self._scored:
+            logprobs = self._score(logits, token_ids, failed)
         return SamplerOutput(token_ids=token_ids, logprobs=logprobs, failed=failed)
 
     def prompt_logprobs(
