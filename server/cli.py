@@ -7,7 +7,10 @@ traceback is a fault of ours.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
+import signal
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -128,9 +131,9 @@ def _command_line() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
+    app.callback()(_options)
     for name, (_, summary) in _COMMANDS.items():
         app.command(name, help=summary, short_help=summary)(lambda: None)
-    app.callback()(_options)
     return app
 
 
@@ -140,8 +143,22 @@ app = _command_line()
 def main() -> None:
     """Run the command line; the user's faults are one line and exit code 1."""
     gc.set_threshold(_COLLECTED_AFTER)
+    if sys.argv[1:2] == ["serve"]:
+        # Until the server has its own: nothing runs yet that would have to finish.
+        signal.signal(signal.SIGTERM, lambda _signal, _frame: os._exit(0))
     try:
         app()
     except (KvserveError, ModelError) as error:
         print(f"kvserve: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
+    except OSError as error:  # a full disk, a closed terminal, a file that went away
+        _say_last(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+    except (MemoryError, OverflowError) as error:
+        _say_last(f"there is not enough memory ({error or type(error).__name__})")
+
+
+def _say_last(line: str) -> None:
+    """Say why the command ends, if anybody can still read it, and end."""
+    with contextlib.suppress(OSError):
+        print(f"kvserve: {line}", file=sys.stderr)
+    os._exit(1)  # whatever could not be written would only fail again

@@ -103,6 +103,8 @@ class ServerConfig(EngineConfig):
     """The address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """The port to listen on; 0 takes a free one."""
+    uds: Path | None = None
+    """A Unix socket to listen on instead."""
     max_queue: Annotated[int, Field(ge=0)] = 1024
     """Sequences that may wait beyond those that run; more are refused with 429."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 8_000_000

@@ -14,6 +14,7 @@ KvserveError
     │   ├── MethodNotAllowedError       405
     │   ├── RequestReadTimeoutError     408
     │   ├── BodyTooLargeError           413
+    │   ├── UnsupportedMediaTypeError   415
     │   └── HeadersTooLargeError        431
     ├── OverloadedError             429, with Retry-After
     ├── EngineUnavailableError      503: the engine is loading, draining or dead
@@ -214,6 +215,23 @@ class RequestReadTimeoutError(InvalidRequestError):
 
     def __init__(self, what: str, limit: float) -> None:
         super().__init__(f"The {what} of the request did not come within {limit:g} seconds.")
+
+
+class UnsupportedMediaTypeError(InvalidRequestError):
+    """A browser sends a body as a type that needs no preflight, so that any page could.
+
+    Args:
+        given: The type.
+    """
+
+    status = 415
+    default_code = "unsupported_media_type"
+
+    def __init__(self, given: str) -> None:
+        super().__init__(
+            "A request with an 'Origin' must have the content-type 'application/json' "
+            f"(got '{given[:80]}')."
+        )
 
 
 class HeadersTooLargeError(InvalidRequestError):

@@ -13,11 +13,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from model.errors import TokenizerError
+
 _OPEN, _CLOSE, _BREAK = "\ufdd2", "\ufdd3", "\ufdd4"
 """Noncharacters, which Unicode reserves for internal use; in a user's string they are dropped."""
 
 _MARK = re.compile(f"[{_OPEN}{_CLOSE}{_BREAK}]")
 _MARKED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}{_BREAK}]*){_CLOSE}|{_MARK.pattern}")
+
+MAX_SPELLING = 512
+"""Characters of a control token: all its beginnings and ends are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,11 @@ class ControlTokens:
 
     def __init__(self, spellings: Iterable[str]) -> None:
         self.spellings = tuple(sorted(filter(None, spellings)))
+        longest = max(map(len, self.spellings), default=0)
+        if longest > MAX_SPELLING:
+            raise TokenizerError(
+                f"A control token has {longest} characters; at most {MAX_SPELLING} are served."
+            )
         self._spelling = re.compile(_any_of(self.spellings) if self.spellings else "(?!)")
         self._beginnings = frozenset(s[:cut] for s in self.spellings for cut in range(1, len(s)))
         self._endings = frozenset(s[cut:] for s in self.spellings for cut in range(1, len(s)))

@@ -75,7 +75,9 @@ def _from_json(file: Path) -> tuple[Backend, Mapping[str, Any]]:
     rules = read_json(file)
     try:
         return Backend.from_file(str(file)), rules
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the library is no Exception
         raise TokenizerError(f"{file} is not a usable tokenizer: {error}.") from error
 
 
@@ -93,19 +95,57 @@ def _from_vocabulary_and_merges(path: Path) -> tuple[Backend, Mapping[str, Any]]
 
 
 def _declare_special_tokens(backend: Backend, settings: Mapping[str, Any]) -> None:
-    """Add the tokens that only the settings declare: by id, by name, and the extra ones."""
-    present = {token.content for token in backend.get_added_tokens_decoder().values()}
-    declared = settings.get("added_tokens_decoder") or {}
-    for index in sorted(declared, key=int):
-        fields = dict(declared[index])
-        if fields["content"] not in present:
-            backend.add_tokens([AddedToken(fields.pop("content"), **fields)])
+    """Add the tokens that only the settings declare: by id, by name, and the extra ones.
+
+    All of a kind are added at once: each call of the library looks through all there are.
+    """
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    declared = [
+        AddedToken(fields.pop("content"), **fields)
+        for fields in _declared(settings)
+        if fields["content"] not in known
+    ]
+    backend.add_tokens(declared)
+    known |= {token.content for token in declared}
     named = [settings.get(f"{name}_token") for name in _SPECIAL_NAMES]
-    for token in [*named, *(settings.get("additional_special_tokens") or [])]:
-        content = _content(token)
-        known = {entry.content for entry in backend.get_added_tokens_decoder().values()}
-        if content is not None and content not in known:
-            backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
+    extra = settings.get("additional_special_tokens") or []
+    if not isinstance(extra, list):
+        raise TokenizerError("tokenizer_config.json: additional_special_tokens must be a list.")
+    contents = [content for token in [*named, *extra] if (content := _content(token)) is not None]
+    missing = [content for content in dict.fromkeys(contents) if content not in known]
+    backend.add_special_tokens(
+        [AddedToken(content, special=True, normalized=False) for content in missing]
+    )
+
+
+_TOKEN_FIELDS = frozenset({"single_word", "lstrip", "rstrip", "normalized", "special"})
+
+
+def _declared(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of added_tokens_decoder in the order of their ids.
+
+    Raises:
+        TokenizerError: It is malformed; the message says where.
+    """
+    declared = settings.get("added_tokens_decoder") or {}
+    if not isinstance(declared, Mapping):
+        raise TokenizerError("tokenizer_config.json: added_tokens_decoder must be an object.")
+    found: list[tuple[int, dict[str, Any]]] = []
+    for index, fields in declared.items():
+        is_sound = (
+            index.isdecimal()
+            and isinstance(fields, Mapping)
+            and isinstance(fields.get("content"), str)
+            and all(isinstance(fields[name], bool) for name in _TOKEN_FIELDS & fields.keys())
+        )
+        if not is_sound:
+            raise TokenizerError(
+                "tokenizer_config.json: added_tokens_decoder must map ids to objects with a "
+                f"content and flags (got {index[:40]!r}: {str(fields)[:80]})."
+            )
+        kept = {name: fields[name] for name in _TOKEN_FIELDS & fields.keys()}
+        found.append((int(index), {"content": fields["content"], **kept}))
+    return [fields for _, fields in sorted(found, key=lambda entry: entry[0])]
 
 
 def _content(token: object) -> str | None:

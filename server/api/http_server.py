@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from email.utils import formatdate
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -68,6 +69,32 @@ def open_socket(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {reason}. Choose another --host or --port."
         ) from error
     return bound
+
+
+def open_unix_socket(path: Path) -> socket.socket:
+    """Bind a Unix socket; one that a server has left behind is replaced.
+
+    Raises:
+        ConfigurationError: It cannot be had; the message says why.
+    """
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and not _is_served(path):
+            path.unlink()
+        bound.bind(str(path))
+    except OSError as error:
+        bound.close()
+        reason = error.strerror or str(error)
+        raise ConfigurationError(
+            f"cannot listen on {path}: {reason}. Choose another --uds."
+        ) from error
+    return bound
+
+
+def _is_served(path: Path) -> bool:
+    """Whether somebody listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 _COLLECTED_AFTER = (700, 10, 10)

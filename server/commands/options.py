@@ -32,7 +32,7 @@ def with_options(kind: type[BaseSettings]) -> Callable[[Callable[..., None]], Ca
         ]
 
         def run(**values: object) -> None:
-            given = {name: values.pop(name) for name in kind.model_fields}
+            given = {name: _joined(values.pop(name)) for name in kind.model_fields}
             command(configure(kind, given), **values)
 
         parameters = [parameter.replace(kind=_KEYWORD) for parameter in own] + options
@@ -44,6 +44,8 @@ def with_options(kind: type[BaseSettings]) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
+_REPEATED = frozenset({"api_key"})
+"""Options that may be given several times."""
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -55,13 +57,20 @@ def _parameter(name: str, field: FieldInfo, *, prefix: str) -> inspect.Parameter
         show_default=_shown(field.default),
         metavar=_metavar(field),
     )
-    kind = bool if _is_flag(field) else str
+    kind: Any = bool if _is_flag(field) else str
+    if name in _REPEATED:
+        kind = list[str]
     annotation: Any = Annotated[kind | None, option]
     return inspect.Parameter(name, _KEYWORD, default=None, annotation=annotation)
 
 
 def _is_flag(field: FieldInfo) -> bool:
     return field.annotation in (bool, bool | None)
+
+
+def _joined(value: object) -> object:
+    """The values of an option that was given several times as one text."""
+    return ",".join(map(str, value)) or None if isinstance(value, list) else value
 
 
 def _shown(default: object) -> str | bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import typer
 
 from server.api.handlers.access import log_to_stdout
-from server.api.http_server import open_socket
+from server.api.http_server import open_socket, open_unix_socket
 from server.api.http_server import serve as run_server
 from server.api.protocols import EngineClient
 from server.commands.engine_loading import loading
@@ -24,11 +25,19 @@ def serve(config: ServerConfig) -> None:
     log_to_stderr(config.log_level or "info")
     if config.access_log:
         log_to_stdout(with_probes=config.log_level == "debug")
-    bound = open_socket(config.host, config.port)
-    address = f"http://{config.host}:{bound.getsockname()[1]}"
+    bound = open_unix_socket(config.uds) if config.uds else open_socket(config.host, config.port)
+    address = _address(config, bound)
     with loading(config) as engine:
         code = run_server(engine, config, bound, on_ready=lambda: _announce(engine, address))
     raise typer.Exit(code)
+
+
+def _address(config: ServerConfig, bound: socket.socket) -> str:
+    """Where clients find the server; an address of IPv6 stands in brackets."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{bound.getsockname()[1]}"
 
 
 def _announce(engine: EngineClient, address: str) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import io
 import re
+import socket
 import subprocess
 import sys
 
 import pytest
+import typer
 from fakes import FakeEngine
 from serving import serving
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from server import cli
+from server.api.handlers.api_keys import ApiKeys
+from server.api.http_server import open_unix_socket
+from server.commands import serve as serve_command
+from server.commands.options import with_options
 from server.config import EngineConfig, ServerConfig
+from server.errors import ConfigurationError
 from server.version import VERSION
 
 
@@ -156,3 +163,68 @@ def test_chat_greets_who_sits_at_a_terminal(monkeypatch, capfd, system, code):
     assert shown.out.startswith(f"fake at {url}\nEnter sends, Ctrl-C stops an answer, Ctrl-D")
     assert ("pong" in shown.out) == (code == 0)
     assert ("chat template refuses" in shown.err) == (code == 1)
+
+
+def test_keys_may_be_given_one_by_one():
+    """Each occurrence of the option is one more key."""
+    found = []
+
+    @with_options(ServerConfig)
+    def command(config: ServerConfig) -> None:
+        found.append(ApiKeys.from_config(config))
+
+    app = typer.Typer()
+    app.command()(command)
+    assert CliRunner().invoke(app, ["--api-key", "a", "--api-key", "b,c"]).exit_code == 0
+    assert [found[0].accept(key) for key in (b"a", b"b", b"c", b"d")] == [True, True, True, False]
+
+
+def test_sigterm_in_the_first_seconds_ends_well():
+    """A server that is told to end before it is one has nothing to finish: code 0."""
+    code = (
+        "import os, signal, sys\n"
+        "from server import cli\n"
+        "sys.argv = ['kvserve', 'serve']\n"
+        "cli.app = lambda: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "cli.main()\n"
+        "sys.exit(9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), MemoryError(), OverflowError("too large")]
+)
+def test_whatever_ends_a_start_is_one_line(error):
+    """Also what no error of ours stands for."""
+    code = (
+        "import sys\n"
+        "from server import cli\n"
+        f"def fail(): raise {error!r}\n"
+        "cli.app = fail\n"
+        "cli.main()\n"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("kvserve: ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_an_address_of_ipv6_stands_in_brackets():
+    """So that what is printed can be pasted."""
+    with socket.socket(socket.AF_INET6) as bound:
+        bound.bind(("::1", 0))
+        port = bound.getsockname()[1]
+        address = serve_command._address(ServerConfig(host="::1"), bound)
+    assert address == f"http://[::1]:{port}"
+
+
+def test_a_unix_socket_serves_and_is_taken_over(tmp_path):
+    """One that was left behind is replaced; one that is served is not."""
+    path = tmp_path / "kvserve.sock"
+    open_unix_socket(path).close()
+    with open_unix_socket(path) as bound:
+        bound.listen()
+        with pytest.raises(ConfigurationError, match="cannot listen on"):
+            open_unix_socket(path)

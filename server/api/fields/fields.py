@@ -149,7 +149,7 @@ TABLE: Mapping[Endpoint, Mapping[str, FieldRule]] = {
     Endpoint.CHAT: _SHARED | _CHAT_ONLY,
     Endpoint.RESPONSES: RESPONSE_FIELDS,
     Endpoint.MESSAGES: MESSAGE_FIELDS,
-    Endpoint.TOKENIZE: {"tools": only([[]])},
+    Endpoint.TOKENIZE: {},
     Endpoint.DETOKENIZE: {},
     Endpoint.COMPARE: {},
     Endpoint.ATTENTION: {},

@@ -156,13 +156,14 @@ class InputProcessor:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequestError("Give either 'prompt' or 'messages'.", param="prompt")
         if body.messages is not None:
-            return self._encoder.chat(
-                body.messages,
+            chat = ChatBody(
+                messages=body.messages,
+                tools=body.tools,
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
-                kwargs=body.chat_template_kwargs,
-                truncates=True,
+                chat_template_kwargs=body.chat_template_kwargs,
             )
+            return self._chat_ids(chat, self._forms.tool_use(chat), truncates=True)
         return self._encoder.text(body.prompt or "", add_special_tokens=body.add_special_tokens)
 
     def ignored_hints(self, body: Body) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ class PromptEncoder:
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool,
+        add_generation_prompt: bool | None,
         continue_final_message: bool,
         kwargs: Mapping[str, object],
         truncates: bool,
@@ -78,7 +78,7 @@ class PromptEncoder:
 
         Args:
             messages: The turns.
-            add_generation_prompt: End with the header of an assistant turn.
+            add_generation_prompt: End with the header of an assistant turn; None is the default.
             continue_final_message: Leave the last message open.
             kwargs: What the client hands to the template.
             truncates: Whether a chat longer than the context is no reason to refuse it.
@@ -93,6 +93,8 @@ class PromptEncoder:
                 "'continue_final_message' needs 'add_generation_prompt' to be false (got true).",
                 param="continue_final_message",
             )
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         if self._chat_template is None:
             raise InvalidRequestError(
                 f"The model '{self._info.model_name}' has no chat template. "

@@ -240,9 +240,10 @@ class ChatBody(GenerationBody):
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     """Whether an answer may hold several calls; false matters where a call is required."""
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    """Whether to end with the header of an assistant's turn; yes, unless one is continued."""
     continue_final_message: bool = False
-    """Continue the last message; needs `add_generation_prompt` false."""
+    """Continue the last message; excludes `add_generation_prompt`."""
     chat_template_kwargs: TemplateKwargs = {}
     reasoning_effort: str | None = None
     """Handed to a template that reads it, otherwise ignored and reported."""
@@ -255,7 +256,10 @@ class TokenizeBody(Body):
     add_special_tokens: bool = True
     return_token_strs: bool = False
     messages: Messages | None = None
-    add_generation_prompt: bool = True
+    tools: Tools = []
+    """What the template tells the model of, beside the messages."""
+    add_generation_prompt: bool | None = None
+    """Whether to end with the header of an assistant's turn; yes, unless one is continued."""
     continue_final_message: bool = False
     chat_template_kwargs: TemplateKwargs = {}
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from server.api.schemas.output_schemas import ResponseFormat
 from server.api.schemas.requests import GenerationBody
+from server.api.structured_output.schema_keys import SchemaError
 from server.api.structured_output.schema_preparation import prepare_pattern, prepare_schema
 from server.api.transport.json_body import parse_object
 from server.engine.grammars.grammar import GrammarError, check_size
@@ -21,8 +22,13 @@ from server.errors import InvalidRequestError
 Checked = TypeVar("Checked")
 
 
-def blaming(param: str, work: Callable[[], Checked]) -> Checked:
+def blaming(param: str, work: Callable[[], Checked], *, schema: str = "") -> Checked:
     """Do something whose failure is the fault of one field.
+
+    Args:
+        param: The field.
+        work: May raise GrammarError or ValueError.
+        schema: The path to the schema that is worked on, if the field is wider.
 
     Raises:
         InvalidRequestError: It failed.
@@ -30,8 +36,10 @@ def blaming(param: str, work: Callable[[], Checked]) -> Checked:
     try:
         return work()
     except (GrammarError, ValueError) as error:
+        path = error.path[:200] if isinstance(error, SchemaError) else ""
+        place = f"{schema or param}{path}" if path else param
         raise InvalidRequestError(
-            f"'{param}' cannot be used: {error}.".replace("..", "."), param=param
+            f"'{place}' cannot be used: {error}.".replace("..", "."), param=param
         ) from None
 
 

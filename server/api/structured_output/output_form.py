@@ -8,8 +8,9 @@ the request is known to be well-formed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from server.api.protocols import ChatTemplateLike, TokenizerLike
 from server.api.schemas.output_schemas import NamedTool
@@ -27,6 +28,7 @@ from server.errors import InvalidRequestError, UnsupportedValueError
 _NO_PARAMETERS: Mapping[str, object] = {
     "type": "object", "properties": {}, "additionalProperties": False,
 }  # fmt: skip
+_OBJECT: Mapping[str, object] = {"type": "object"}
 _TAIL_TOKENS = 16
 """Tokens of a prompt's end that are looked at for an open reasoning tag."""
 
@@ -39,6 +41,8 @@ class ToolUse:
     """As the client gave them; none if no call is wanted."""
     schemas: Mapping[str, Mapping[str, object]]
     """Of the functions that may be called: name -> schema of the arguments."""
+    names: tuple[str, ...] = ()
+    """Of all functions, in the client's order."""
     strict: frozenset[str] = frozenset()
     """Functions whose arguments must fit even where the model itself decides to call."""
     is_required: bool
@@ -128,6 +132,7 @@ class OutputForms:
         return ToolUse(
             definitions=tuple(tool.model_dump(exclude_unset=True) for tool in body.tools),
             schemas=callable_,
+            names=tuple(schemas),
             strict=frozenset(t.function.name for t in body.tools if t.function.strict),
             is_required=is_required,
             parallel=body.parallel_tool_calls and wanted is None,
@@ -218,13 +223,7 @@ class OutputForms:
         if not (tools.strict and self.enforces_strict):
             return None
         assert self.tool_format is not None
-        schemas = blaming(
-            "tools",
-            lambda: {
-                name: prepare_schema(schema if name in tools.strict else {"type": "object"})
-                for name, schema in tools.schemas.items()
-            },
-        )
+        schemas = _prepared(tools, lambda name, schema: schema if name in tools.strict else _OBJECT)
         rules = text_or_calls_grammar(
             self.tool_format,
             schemas,
@@ -239,10 +238,7 @@ class OutputForms:
 
     def _calls_rules(self, tools: ToolUse) -> str:
         assert self.tool_format is not None
-        schemas = blaming(
-            "tools",
-            lambda: {name: prepare_schema(schema) for name, schema in tools.schemas.items()},
-        )
+        schemas = _prepared(tools, lambda _name, schema: schema)
         return calls_grammar(
             self.tool_format,
             schemas,
@@ -269,6 +265,23 @@ class OutputForms:
             for mark, token_id in ids.items()
             if token_id is not None and self._tokenizer.is_special(token_id)
         }
+
+
+def _prepared(
+    tools: ToolUse, choose: Callable[[str, Mapping[str, object]], Mapping[str, object]]
+) -> dict[str, dict[str, object]]:
+    """The schema of each function that may be called, as the grammar engine reads it.
+
+    Raises:
+        InvalidRequestError: One cannot be enforced; names the tool and the place in its schema.
+    """
+    prepared: dict[str, dict[str, object]] = {}
+    for index, name in enumerate(tools.names):
+        if name in tools.schemas:
+            schema = choose(name, tools.schemas[name])
+            where = f"tools[{index}].function.parameters"
+            prepared[name] = blaming(where, partial(prepare_schema, schema))
+    return prepared
 
 
 def _constraint(source: GrammarSource, param: str) -> Constraint:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from server.api.structured_output.schema_keys import SchemaError, known_keys
 from server.engine.grammars.grammar import MAX_GRAMMAR_BYTES, check_size
 
 OUTPUT_STYLE: Mapping[str, object] = {
@@ -65,7 +66,7 @@ def prepare_schema(schema: Mapping[str, object]) -> dict[str, object]:
     """
     _check_size(schema)
     closes = not any("allOf" in node for node in _objects(schema))
-    prepared = _map_schemas(schema, lambda node: _prepare_one(node, closes=closes), 0)
+    prepared = _map_schemas(schema, lambda node: _prepare_one(node, closes=closes))
     return {**prepared, "x-guidance": dict(OUTPUT_STYLE)}
 
 
@@ -131,26 +132,34 @@ def _is_open_by_omission(node: Mapping[str, object]) -> bool:
 def _map_schemas(
     schema: Mapping[str, object],
     change: Callable[[dict[str, object]], dict[str, object]],
-    depth: int,
+    depth: int = 0,
+    path: str = "",
 ) -> dict[str, object]:
     """Apply a change to a schema and all those inside it, the innermost first."""
     if depth > MAX_DEPTH:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
 
-    def inner(value: object) -> object:
-        return _map_schemas(value, change, depth + 1) if isinstance(value, Mapping) else value
+    def inner(value: object, step: str) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        return _map_schemas(value, change, depth + 1, f"{path}.{step}")
 
     changed: dict[str, object] = {}
-    for key, value in schema.items():
+    for key, value in known_keys(schema, path).items():
         if key in _OF_SCHEMAS and isinstance(value, Mapping):
-            changed[key] = {name: inner(one) for name, one in value.items()}
+            changed[key] = {name: inner(one, f"{key}.{name}") for name, one in value.items()}
         elif key in _LISTS_OF_SCHEMAS | _SCHEMAS and isinstance(value, list):
-            changed[key] = [inner(one) for one in value]
+            changed[key] = [inner(one, f"{key}[{index}]") for index, one in enumerate(value)]
         elif key in _SCHEMAS:
-            changed[key] = inner(value)
+            changed[key] = inner(value, key)
         else:
             changed[key] = value
-    return change(changed)
+    try:
+        return change(changed)
+    except SchemaError:
+        raise
+    except ValueError as error:
+        raise SchemaError(str(error), path) from None
 
 
 def _check_size(schema: Mapping[str, object]) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from server.errors import BodyTooLargeError, InvalidRequestError
+from server.errors import BodyTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
 
 Result = TypeVar("Result")
 
@@ -22,6 +22,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
     Raises:
         InvalidRequestError: It is compressed.
+        UnsupportedMediaTypeError: A page of another site sends it as what needs no preflight.
         BodyTooLargeError: It is, or says that it will be, longer than `limit` bytes.
         ClientDisconnect: The client left before it was complete.
     """
@@ -31,6 +32,9 @@ async def read_body(request: Request, limit: int) -> bytes:
             f"The request body must not be compressed (got content-encoding '{encoding[:80]}').",
             code="unsupported_content_encoding",
         )
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "origin" in request.headers and media_type != "application/json":
+        raise UnsupportedMediaTypeError(media_type)
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise BodyTooLargeError(limit)

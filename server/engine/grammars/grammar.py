@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,11 @@ _MAX_CACHED = 64
 _PROGRAM = Path(__file__).with_name("grammar_check.py")
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
 """Where llguidance met an error: in its own text, not in the client's."""
+_OTHER_WORDS: Mapping[str, str] = {
+    "coerce_one_of": "'oneOf' is not supported; use 'anyOf'",
+    "retrieving it failed": "'$ref' names another document, which is not fetched",
+}
+"""What llguidance says of its own options and parts, in a client's terms."""
 _TOO_LARGE = "it takes too long or too much memory to compile"
 
 Words = NDArray[np.int32]
@@ -280,5 +285,8 @@ def _until_over(
 def _first_line(message: str) -> str:
     """What llguidance says, without its drawings."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
+    for part, words in _OTHER_WORDS.items():
+        if part in message:
+            return words
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return _PLACE.sub("", (errors or lines or ["unknown"])[0])[:300]

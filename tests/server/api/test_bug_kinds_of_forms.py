@@ -238,3 +238,65 @@ def test_a_forced_call_that_was_cut_is_no_text_and_not_whole():
             answer = client.post("/v1/messages", json={"messages": HI} | forced).json()
             assert answer["stop_reason"] == "max_tokens"
             assert all(block.get("input") == {"a": 1} for block in answer["content"])
+
+
+def test_small_differences_between_servers(client, engine):
+    """What people send to others of its kind means the same here, or is answered with a hint."""
+    begun = [*HI, {"role": "assistant", "content": "well"}]
+    alone = client.post(CHAT, json={"messages": begun, "continue_final_message": True})
+    assert alone.status_code == 200
+    assert bytes(engine.requests[-1].token_ids).decode() == "user:hi;assistant:well"
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    assert client.post(CHAT, json={"messages": begun} | both).status_code == 400
+    assert client.post("/tokenize", json={"messages": HI, "tools": [TOOL]}).status_code == 200
+    bad = client.post("/tokenize", json={"messages": HI, "tools": [TOOL, TOOL]})
+    assert bad.json()["error"]["param"] == "tools"
+    hint = client.post(COMPLETIONS, json=BODIES[COMPLETIONS] | {"regex": "a+"})
+    assert "'structured_outputs' with 'regex'" in hint.json()["error"]["message"]
+    labels = {"promptCacheKey": "k", "reasoningSummary": "auto"}
+    said = client.post(CHAT, json=BODIES[CHAT] | labels).headers["x-ignored-fields"]
+    assert said == "promptCacheKey, reasoningSummary"
+
+
+UNENFORCEABLE = {"type": "object", "properties": {"answers": {"not": {"type": "null"}}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "tool", "choice", "place"),
+    [
+        (CHAT, lambda schema: {"type": "function", "function": {"name": "g", "parameters": schema}},
+         "required", "tools[1].function.parameters.properties.answers"),
+        (RESPONSES, lambda schema: {"type": "function", "name": "g", "parameters": schema},
+         "required", "tools[1].parameters.properties.answers"),
+        ("/v1/messages", lambda schema: {"name": "g", "input_schema": schema},
+         {"type": "any"}, "tools[1].input_schema.properties.answers"),
+    ],
+)  # fmt: skip
+def test_a_schema_that_cannot_be_enforced_is_named_with_its_tool(client, path, tool, choice, place):
+    """In the client's own path, with the key; what says nothing is no fault."""
+    for schema, status in ((UNENFORCEABLE, 400), ({**SCHEMA, "uniqueItems": False}, 200)):
+        first = tool(SCHEMA)
+        named = first.get("function", first)
+        named["name"] = "f"
+        body = BODIES[path] | {"tools": [first, tool(schema)], "tool_choice": choice}
+        answer = client.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        if status == 400:
+            message = answer.json()["error"]["message"]
+            assert f"'{place}'" in message
+            assert "'not' is not supported" in message
+
+
+def test_a_page_of_another_site_needs_a_preflight(client):
+    """With an Origin a body must be JSON by its type; who is no browser may leave that out."""
+    raw = json.dumps(BODIES[COMPLETIONS])
+    site = {"Origin": "https://example.com"}
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "text/plain;application/json"):
+        answer = client.post(COMPLETIONS, content=raw, headers=site | {"Content-Type": kind})
+        assert answer.status_code == 415
+        assert answer.json()["error"]["code"] == "unsupported_media_type"
+        mine = client.post(COMPLETIONS, content=raw, headers={"Content-Type": kind})
+        assert mine.status_code == 200
+    assert client.post(COMPLETIONS, content=raw, headers=site).status_code == 415
+    kind = {"Content-Type": "application/json; charset=utf-8"}
+    assert client.post(COMPLETIONS, content=raw, headers=site | kind).status_code == 200
