@@ -50,7 +50,7 @@ def prompt_launch(*, head_dim: int, group: int, dtype: torch.dtype, capability: 
         return Launch(rows=max(64, least), tile=32, warps=8, stages=2)
     if capability in WARP_GROUPS:
         return Launch(rows=max(128, least), tile=64, warps=8, stages=2)
-    return Launch(rows=max(64, least), tile=64, warps=8 if head_dim == LARGE_HEAD else 4, stages=2)
+    return Launch(rows=max(64, least), tile=32 if head_dim == LARGE_HEAD else 64, warps=4, stages=2)
 
 
 def _power_of_two(number: int) -> int:
