@@ -144,7 +144,12 @@ def test_whatever_can_be_read_answers_head_without_a_body(client, path, status):
         (CHAT, {**HI, "max_tokens": 0}, "max_tokens", None),
         (CHAT, {**HI, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", None),
         (CHAT, {**HI, "top_logprobs": 3}, "top_logprobs", None),
-        (CHAT, {**HI, "continue_final_message": True}, "continue_final_message", None),
+        (
+            CHAT,
+            {**HI, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            None,
+        ),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", None),
         (CHAT, {"messages": [{"role": "user", "content": "refuse"}]}, "messages", None),
         (COMPLETIONS, {"prompt": ""}, "prompt", None),

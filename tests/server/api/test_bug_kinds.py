@@ -308,7 +308,8 @@ def test_the_last_turn_can_be_continued(smollm2):
     continued = chat_tokens(smollm2, messages, **options)
     closed = chat_tokens(smollm2, messages, add_generation_prompt=False)
     assert continued == closed - 2
-    assert smollm2.post(CHAT, json={"messages": messages, "continue_final_message": True}).is_error
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    assert smollm2.post(CHAT, json={"messages": messages} | both).is_error
 
 
 @pytest.mark.smollm2
