@@ -184,6 +184,12 @@ def test_a_match_before_the_checked_text_is_not_found_again():
     assert stops.find("abc", checked=2) == ("abc", 0)
 
 
+def test_the_stop_that_is_complete_first_is_found():
+    """A shorter stop within a longer one ends the text before it; one that ends later does not."""
+    assert StopStrings(["bcd", "bc"]).find("abcd", checked=0) == ("bc", 1)
+    assert StopStrings(["abc", "de"]).find("xxxabc--de", checked=0) == ("abc", 3)
+
+
 def test_long_stops_cost_no_more_than_they_hold():
     """Of 256 stops of 1024 characters no set of their beginnings is kept."""
     stops = [f"{number:04}" * 256 for number in range(256)]
