@@ -22,17 +22,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cache.blocks import BlockAllocator
 from cache.prefix import PrefixIndex
+from cache.window import AttentionWindow
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Region:
     """One request's share of the pool; made by `allocate`, empty after `release`.
 
-    Token i of the request lives in block `block_ids[i // block_size]` at offset i % block_size.
+    Token i of the request lives in block `block_ids[i // block_size]` at offset i % block_size,
+    where i counts the tokens that are here.
     """
 
     block_ids: list[int]
@@ -44,6 +46,10 @@ class Region:
     """The manager's: name of the last full block, from which the chain goes on."""
     num_committed_blocks: int
     """The manager's: full blocks that are named so far."""
+    num_dropped_tokens: int = 0
+    """Tokens between the first ones and the others that are here no longer; see window.py."""
+    num_stale_tokens: int = 0
+    """First tokens whose keys are to be computed anew, as they have moved."""
 
     @property
     def capacity(self) -> int:
@@ -167,6 +173,46 @@ class KVCacheManager:
             self._index.insert(region.digest, region.block_ids[i])
             region.num_committed_blocks = i + 1
 
+    def slide(self, region: Region, window: AttentionWindow, *, num_dropped: int) -> Region | None:
+        """Drop the oldest tokens behind the sinks, and make room for as many new ones.
+
+        Nothing is committed after that: what follows depends on what is here no longer.
+
+        Args:
+            region: Full to its last block; it is empty afterwards.
+            window: What is kept.
+            num_dropped: Tokens dropped in all, more than so far.
+
+        Returns:
+            The region that takes its place, or None, and nothing changed, if blocks are wanting:
+            those that others share do not become free.
+        """
+        self._check_live(region)
+        assert region.capacity == window.capacity, "there is nothing to drop before it is full"
+        count = (num_dropped - region.num_dropped_tokens) // self.block_size
+        num_sinks = window.sinks // self.block_size
+        sinks, rest = region.block_ids[:num_sinks], region.block_ids[num_sinks + count :]
+        gone = region.block_ids[num_sinks : num_sinks + count]
+        if window.moves_sinks and region.num_dropped_tokens == 0:  # the first may be shared
+            gone, sinks = sinks + gone, []
+        num_freed = sum(self._blocks.num_holders(block_id) == 1 for block_id in gone)
+        if len(gone) > self._blocks.num_available + num_freed:
+            return None
+        self._release_blocks(gone)
+        taken = self._blocks.take(len(gone))
+        assert taken is not None, "counted above"
+        sinks += taken[: num_sinks - len(sinks)]
+        successor = replace(
+            region,
+            block_ids=sinks + rest + taken[-count:],
+            num_dropped_tokens=num_dropped,
+            num_stale_tokens=window.sinks if window.moves_sinks else 0,
+        )
+        self._regions.remove(region)
+        self._regions.add(successor)
+        region.block_ids = []
+        return successor
+
     def release(self, region: Region) -> None:
         """Take back all blocks of a region, which is empty from then on.
 
@@ -175,10 +221,7 @@ class KVCacheManager:
         """
         self._check_live(region)
         self._regions.remove(region)
-        # Last block first: as the oldest it is evicted first, and a beginning outlives what
-        # follows, which could not be found without it.
-        for block_id in reversed(region.block_ids):
-            self._blocks.release(block_id, reusable=block_id in self._index)
+        self._release_blocks(region.block_ids)
         region.block_ids = []
 
     def reset_prefix_cache(self) -> None:
@@ -235,6 +278,12 @@ class KVCacheManager:
         unheld = [block_id for block_id in self._index if self._blocks.num_holders(block_id) == 0]
         assert all(map(self._blocks.is_reusable, unheld)), "a free block is still indexed"
         assert len(unheld) == self._blocks.num_reusable, "a reusable block is not indexed"
+
+    def _release_blocks(self, block_ids: Sequence[int]) -> None:
+        # Last block first: as the oldest it is evicted first, and a beginning outlives what
+        # follows, which could not be found without it.
+        for block_id in reversed(block_ids):
+            self._blocks.release(block_id, reusable=block_id in self._index)
 
     def _match(
         self, token_ids: Sequence[int], *, salt: str, use_prefix: bool

@@ -212,6 +212,13 @@ class Transformer(nn.Module):
         else:
             setattr(module, attribute, weight)
 
+    def extend_tables(self, num_positions: int) -> None:
+        """Make the rotary tables reach so many positions, if they do not yet."""
+        for module in self.modules():
+            if isinstance(module, RotaryEmbedding) and module.num_positions < num_positions:
+                module.num_positions = num_positions
+                module.reset_tables(module.cos.device)
+
     def reset_tables(self, device: torch.device) -> None:
         """Make the rotary tables on a device; needed only after `to_empty` has emptied them."""
         for module in self.modules():

@@ -83,6 +83,10 @@ class EngineConfig(BaseSettings):
     """Of keys and values; auto is the model's. int8 holds twice the tokens in the same memory."""
     max_model_len: AutoInt = None
     """The longest sequence, prompt and answer together; auto is the model's context."""
+    attention_window: AutoInt = None
+    """Keep only so many of the last tokens of each text in the cache; auto keeps all."""
+    attention_sinks: Annotated[int | None, Field(ge=0)] = None
+    """Keep so many of the first tokens beside --attention-window; one block if none."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 32
     """Requests that run at once; on a GPU 256 unless given."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 512

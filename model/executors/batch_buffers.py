@@ -104,7 +104,10 @@ class BatchBuffers:
     def _fill_decodes(self, batch: FlatBatch, count: int) -> None:
         """Positions and slots of the requests with one new token, which come first."""
         starts, size = batch.starts[:count], self._limits.block_size
-        self._positions[:count] = starts
+        self._positions[:count] = [
+            start + region.num_dropped_tokens
+            for start, region in zip(starts, batch.regions, strict=False)
+        ]
         self._slots[:count] = [
             region.block_ids[start // size] * size + start % size
             for start, region in zip(starts, batch.regions, strict=False)
@@ -116,11 +119,11 @@ class BatchBuffers:
         for start, count, region in zip(
             batch.starts[first:], batch.query_lengths[first:], batch.regions[first:], strict=True
         ):
-            rows, positions = slice(row, row + count), np.arange(start, start + count)
+            rows, places = slice(row, row + count), np.arange(start, start + count)
             first_block = start // size
             blocks = np.array(region.block_ids[first_block : -(-(start + count) // size)])
-            self._positions[rows] = positions
-            self._slots[rows] = blocks[positions // size - first_block] * size + positions % size
+            self._positions[rows] = places + region.num_dropped_tokens
+            self._slots[rows] = blocks[places // size - first_block] * size + places % size
             row += count
 
     def _fill_table(self, index: int, region: Region) -> None:

@@ -55,7 +55,8 @@ class FlatBatch(NamedTuple):
     input_ids: Sequence[int]
     """(N,) the new tokens."""
     starts: Sequence[int]
-    """(B,) the position of each request's first new token."""
+    """(B,) the place of each request's first new token in its region; its position in the text is
+    as many further as the region has dropped tokens."""
     query_lengths: tuple[int, ...]
     """(B,) how many new tokens each request has."""
     regions: Sequence[Region]

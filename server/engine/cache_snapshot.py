@@ -25,7 +25,9 @@ class RegionSnapshot:
     """Prompt and generated tokens known so far."""
     num_prompt_tokens: int
     num_used_tokens: int
-    """Tokens whose keys and values are written."""
+    """Tokens whose keys and values are here."""
+    num_dropped_tokens: int
+    """Tokens whose keys and values were here, and had to make room for later ones."""
     num_reserved_tokens: int
     """Tokens that the blocks have room for."""
     num_cached_tokens: int
@@ -120,7 +122,8 @@ def _region(request: Request, timeline: Timeline, now: float) -> RegionSnapshot:
         request_id=request.request_id,
         num_tokens=len(request.token_ids),
         num_prompt_tokens=request.num_prompt_tokens,
-        num_used_tokens=request.num_computed_tokens,
+        num_used_tokens=request.num_computed_tokens - region.num_dropped_tokens,
+        num_dropped_tokens=region.num_dropped_tokens,
         num_reserved_tokens=region.capacity,
         num_cached_tokens=region.num_cached_tokens,
         age_seconds=max(0.0, now - timeline.admitted_time(request.request_id)),
@@ -134,6 +137,7 @@ def _describe_region(region: RegionSnapshot, holders: dict[int, list[str]]) -> d
         "num_tokens": region.num_tokens,
         "num_prompt_tokens": region.num_prompt_tokens,
         "num_used_tokens": region.num_used_tokens,
+        "num_dropped_tokens": region.num_dropped_tokens,
         "num_reserved_tokens": region.num_reserved_tokens,
         "num_cached_tokens": region.num_cached_tokens,
         "num_shared_blocks": sum(len(holders[block_id]) > 1 for block_id in region.block_ids),

@@ -18,7 +18,15 @@ from server.version import VERSION
 
 _CPU = "cpu"
 _TORCH = "torch"
-_OPTIONS = ("quantize", "block_size", "tool_call_parser", "unknown_fields")
+_OPTIONS = (
+    "quantize",
+    "kv_cache_dtype",
+    "block_size",
+    "attention_window",
+    "attention_sinks",
+    "tool_call_parser",
+    "unknown_fields",
+)
 """On which an answer depends, beside what EngineInfo says; the last two are ServerConfig's."""
 _hash = partial(hashlib.blake2b, digest_size=16)
 

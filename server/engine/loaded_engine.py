@@ -32,6 +32,7 @@ from server.engine.planning.cache_plan import CachePlan
 from server.engine.planning.memory_plan import plan_memory
 from server.engine.planning.pace import Pace
 from server.engine.planning.resources import cpu_count
+from server.engine.planning.window_plan import longest_text, plan_window
 from server.engine.runner import ModelRunner
 from server.engine.sampler import Chooser, Sampler
 from server.engine.sampling.token_masks import TokenMasks
@@ -89,8 +90,11 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         logger.info("kernels: %s (%s), %s", status.path, status.reason, threads)
     if loaded.native:  # torch does little then, and its waiting threads would take processors
         torch.set_num_threads(1)
+    window = plan_window(config, loaded.config, device=loaded.device.type)
+    if window is not None and loaded.native is None:  # the kernels need no tables
+        loaded.model.extend_tables(config.max_model_len or longest_text(window, loaded.config))
     factory = ExecutorFactory(loaded, cache_dtype=_cache_dtype(loaded, config))
-    memory = plan_memory(loaded, factory, config)
+    memory = plan_memory(loaded, factory, config, window=window)
     plan, limits = memory.cache, memory.limits
     if loaded.chat_template is not None and not loaded.chat_template.shows_users:
         logger.warning("the chat template does not show what users say: chats are refused")
@@ -113,10 +117,11 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
             manager,
             observer=TimelineObserver(timeline, prefix_caching=manager.prefix_caching),
             pace=pace,
+            window=window,
             drafter=_drafter(config, pace),
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
+            max_num_seqs=memory.max_num_seqs,
+            max_num_batched_tokens=memory.max_num_batched_tokens,
+            max_model_len=plan.max_model_len,
         ),
         ModelRunner(executor),
         Sampler(

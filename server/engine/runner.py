@@ -51,14 +51,28 @@ def _flatten(batch: Batch) -> FlatBatch:
     input_ids: list[int] = []
     starts: list[int] = []
     regions: list[Region] = []
+    moved: list[Request] = []
     for request, start, count, _, draft in batch.scheduled:
-        token_ids = request.token_ids
+        token_ids, region = request.token_ids, _region(request)
         if count == 1:
             input_ids.append(token_ids[start])
         else:
             input_ids += token_ids[start : start + count - len(draft)]
             input_ids += draft
-        starts.append(start)
-        assert request.region is not None, "whoever is scheduled has a region"
-        regions.append(request.region)
-    return FlatBatch(input_ids, starts, batch.query_lengths, regions, batch.sample_rows)
+        starts.append(start - region.num_dropped_tokens)
+        regions.append(region)
+        if region.num_stale_tokens:
+            moved.append(request)
+    query_lengths = batch.query_lengths
+    for request in moved:  # their first tokens once more, behind all rows that are asked for
+        region = _region(request)
+        input_ids += request.token_ids[: region.num_stale_tokens]
+        starts.append(0)
+        regions.append(region)
+        query_lengths += (region.num_stale_tokens,)
+    return FlatBatch(input_ids, starts, query_lengths, regions, batch.sample_rows)
+
+
+def _region(request: Request) -> Region:
+    assert request.region is not None, "whoever is scheduled has a region"
+    return request.region

@@ -22,6 +22,7 @@ from bisect import insort_left, insort_right
 from collections import Counter
 
 from cache.manager import KVCacheManager, Region
+from cache.window import AttentionWindow
 from server.engine.drafting.drafter import Drafter, Drafts
 from server.engine.planning.batch import Batch, CheckedDraft
 from server.engine.planning.pace import Pace
@@ -45,6 +46,7 @@ class Scheduler:
         max_model_len: Tokens of prompt and output together that a request may reach.
         pace: How much catching up may add to a step in which other requests decode, so that a
             long prompt does not stall their streams.
+        window: Which tokens of a request stay in the cache; None is all of them.
         observer: Told of every decision; None is nobody.
         drafter: What guesses the tokens of requests that decode; None decodes one token a step.
     """
@@ -57,6 +59,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         pace: Pace = Pace(),  # noqa: B008 - it cannot be changed
+        window: AttentionWindow | None = None,
         observer: SchedulerObserver | None = None,
         drafter: Drafter | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._pace = pace
+        self._window = window
         self._observer = observer
         self.drafter = drafter
         """Guesses tokens; `kvserve verify` puts one of its own here."""
@@ -117,7 +121,7 @@ class Scheduler:
         if self._observer:
             self._observer.scheduling()
         self._make_room()
-        step = StepPlan(self._max_num_batched_tokens, self._pace)
+        step = StepPlan(self._max_num_batched_tokens, self._pace, window=self._window)
         decoding: list[Request] = []
         catching_up: list[Request] = []
         for request in self._running:
@@ -146,11 +150,14 @@ class Scheduler:
                 continue
             stop = start + num_new_tokens - len(draft)
             request.num_computed_tokens = stop
+            request.region.num_stale_tokens = 0
             if request.use_cache:
-                if start // block_size < stop // block_size:  # a block is full
+                is_whole = request.region.num_dropped_tokens == 0
+                if is_whole and start // block_size < stop // block_size:  # a block is full
                     self.manager.commit(request.region, request.token_ids, stop)
             elif samples:
-                request.num_computed_tokens = 0  # the next token starts over
+                # The next token starts over; no block of the region is shared.
+                request.num_computed_tokens = request.region.num_dropped_tokens = 0
         if self._observer:
             self._observer.stepped(batch)
 
@@ -161,7 +168,8 @@ class Scheduler:
         draft.num_accepted += 1
         request.num_accepted_tokens += 1
         request.num_computed_tokens += 1
-        if request.num_computed_tokens % block_size == 0:
+        is_whole = request.region.num_dropped_tokens == 0
+        if is_whole and request.num_computed_tokens % block_size == 0:
             self.manager.commit(request.region, request.token_ids, request.num_computed_tokens)
 
     def settle(self, draft: CheckedDraft) -> None:
@@ -199,27 +207,55 @@ class Scheduler:
     def _make_room(self) -> None:
         """Give a block to each request whose last token has none yet, taking those of the last.
 
-        They all decode: who catches up had its blocks at admission.
+        They all decode: who catches up had its blocks at admission. With a window, a request that
+        has filled it gives up its oldest blocks for new ones, be it decoding or catching up.
         """
-        block_size = self.manager.block_size
-        full: list[tuple[Request, Region]] = []
-        for request in self._running:
-            region = request.region
-            if region and len(region.block_ids) * block_size < len(request.token_ids):
-                full.append((request, region))
-        for request, region in full:
+        wanting = [
+            (request, request.region)
+            for request in self._running
+            if request.region and self._wants_room(request, request.region)
+        ]
+        for request, region in wanting:
             # It may have given way itself, be it to one before it or for want of any behind it.
             while request.region is region:
-                if self.manager.extend(region, len(request.token_ids)):
+                if self._grow(request, region):
                     break
                 self._preempt(self._running[-1])
+
+    def _wants_room(self, request: Request, region: Region) -> bool:
+        """Whether the next token of a running request has no block."""
+        if region.capacity < self._held(len(request.token_ids)):
+            return True
+        return self._num_dropped(request) > region.num_dropped_tokens
+
+    def _grow(self, request: Request, region: Region) -> bool:
+        """Give it one; False, and nothing changed, if there is none."""
+        num_dropped = self._num_dropped(request)
+        if self._window is None or num_dropped == region.num_dropped_tokens:
+            return self.manager.extend(region, self._held(len(request.token_ids)))
+        successor = self.manager.slide(region, self._window, num_dropped=num_dropped)
+        if successor is None:
+            return False
+        request.region = successor
+        return True
+
+    def _held(self, num_tokens: int) -> int:
+        """How many of a request's tokens are in the cache at once."""
+        return num_tokens if self._window is None else min(num_tokens, self._window.capacity)
+
+    def _num_dropped(self, request: Request) -> int:
+        """How many of its tokens the next one to be computed sees no more."""
+        return 0 if self._window is None else self._window.num_dropped(request.num_computed_tokens)
 
     def _add_drafts(self, step: StepPlan, drafts: Drafts) -> None:
         """Let requests of a step compute what is guessed to follow, where there is room for it."""
         for request, draft in drafts:
             region = request.region
             assert region is not None, "whoever decodes has a region"
-            known = len(request.token_ids)
+            known = len(request.token_ids) - region.num_dropped_tokens
+            if self._window is not None:  # what is guessed must see what the last token sees
+                position = request.num_computed_tokens
+                draft = draft[: self._window.num_before_slide(position) - 1]  # noqa: PLW2901
             # Nobody gives way for a draft, nor does it take the block that another may need next.
             if self.manager.num_free_blocks > len(self._running):
                 self.manager.extend(region, known + len(draft))
@@ -244,8 +280,8 @@ class Scheduler:
             if step.is_full or self._prefix_is_coming(request, step):
                 return
             region = self.manager.allocate(
-                request.token_ids,
-                num_tokens=_room(request),
+                request.token_ids[: self._held(len(request.token_ids))],
+                num_tokens=self._held(_room(request)),
                 salt=request.cache_salt,
                 use_prefix=_may_share(request),
                 # A block for each running request to grow by: a newcomer must not start by
@@ -278,7 +314,7 @@ class Scheduler:
         """
         if not (self.manager.prefix_caching and _may_share(request)):
             return False
-        tokens = request.token_ids
+        tokens = request.token_ids[: self._held(len(request.token_ids))]
         found = self.manager.num_matching_tokens(tokens, salt=request.cache_salt)
         stop = found + self.manager.block_size
         if stop >= len(tokens):
@@ -305,7 +341,9 @@ class Scheduler:
         if not request.token_ids:
             raise ValueError("token_ids must hold at least 1 token, but is empty")
         num_tokens = request.num_prompt_tokens + request.params.max_tokens
-        limit = min(self._max_model_len, self.manager.max_tokens)
+        limit = self._max_model_len
+        if self._held(limit) > self.manager.max_tokens:
+            limit = self.manager.max_tokens
         if num_tokens > limit:
             raise ValueError(
                 f"prompt ({request.num_prompt_tokens} tokens) and max_tokens "

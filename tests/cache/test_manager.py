@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from cache.manager import KVCacheManager, Region
+from cache.window import AttentionWindow
 
 BLOCK_SIZE = 4
 
@@ -389,3 +390,62 @@ def test_a_hundred_thousand_random_steps_keep_every_invariant(seed: int) -> None
     """100,000 allocations, extensions, shares, aborts, preemptions and evictions stay true."""
     seen = play(25_000, seed=100 + seed, num_blocks=9).seen
     assert min(seen[e] for e in ("new", "shared", "refused", "evicted", "resumed", "twin")) > 50
+
+
+WINDOW = AttentionWindow(size=12, sinks=4, stride=4, moves_sinks=True)
+
+
+def full_region(manager: KVCacheManager) -> Region:
+    """A region that fills the window, all of it written."""
+    return write(manager, list(range(WINDOW.capacity)))
+
+
+def test_a_slide_drops_blocks_and_takes_as_many() -> None:
+    """Sinks get blocks of their own, the oldest goes, and what went can be shared."""
+    manager = make_manager(10)
+    region = full_region(manager)
+    sink, oldest, *rest = region.block_ids
+    successor = manager.slide(region, WINDOW, num_dropped=4)
+    assert successor is not None
+    assert successor.block_ids[1:3] == rest
+    assert len(successor.block_ids) == 4
+    assert not {sink, oldest} & set(successor.block_ids)
+    assert (successor.num_dropped_tokens, successor.num_stale_tokens) == (4, 4)
+    assert manager.reusable_block_ids == (oldest, sink)
+    assert region.block_ids == []
+    manager.check_integrity()
+    own_sink = successor.block_ids[0]
+    again = manager.slide(successor, WINDOW, num_dropped=8)
+    assert again is not None
+    assert again.block_ids[0] == own_sink
+    assert again.block_ids[1] == rest[1]
+    manager.check_integrity()
+    manager.release(again)
+    assert manager.usage == 0
+
+
+def test_sinks_that_do_not_move_keep_their_blocks() -> None:
+    """Only the oldest behind them goes."""
+    manager = make_manager(10)
+    region = full_region(manager)
+    sink, oldest, *rest = region.block_ids
+    successor = manager.slide(region, replace(WINDOW, moves_sinks=False), num_dropped=4)
+    assert successor is not None
+    assert successor.block_ids[:3] == [sink, *rest]
+    assert successor.num_stale_tokens == 0
+    assert manager.reusable_block_ids == (oldest,)
+
+
+def test_a_slide_for_want_of_blocks_changes_nothing() -> None:
+    """Blocks that others share do not become free; the region is as it was."""
+    manager = make_manager(5)
+    region = full_region(manager)
+    held = list(region.block_ids)
+    other = allocate(manager, list(range(9)), num_tokens=8)
+    assert other.block_ids[:2] == held[:2]
+    assert manager.slide(region, WINDOW, num_dropped=4) is None
+    assert region.block_ids == held
+    manager.check_integrity()
+    manager.release(other)
+    assert manager.slide(region, WINDOW, num_dropped=4) is not None
+    manager.check_integrity()

@@ -25,6 +25,8 @@ class CachePlan:
     num_blocks: int
     """Blocks that can hold tokens; the pool has one more, for padding."""
     max_model_len: int
+    max_held_tokens: int
+    """Of one request, the most that are in the cache at once."""
     max_num_seqs: int
 
     @property
@@ -40,7 +42,7 @@ class CachePlan:
     @property
     def num_full_requests(self) -> int:
         """Requests of the greatest length that fit at the same time."""
-        return self.num_blocks // blocks_for(self.max_model_len, self.block_size)
+        return self.num_blocks // blocks_for(self.max_held_tokens, self.block_size)
 
     def describe(self) -> str:
         """The plan in one line, for the log."""
@@ -50,8 +52,14 @@ class CachePlan:
             f"of {format_bytes(self.bytes_per_token)} in blocks of {self.block_size}, "
             f"room for {counted(self.num_full_requests, 'request')} "
             f"of {counted(self.max_model_len, 'token')} "
-            f"(at most {self.max_num_seqs} run at once)"
+            f"({self._held()}at most {self.max_num_seqs} run at once)"
         )
+
+    def _held(self) -> str:
+        """What is kept of them, if not all."""
+        if self.max_held_tokens == self.max_model_len:
+            return ""
+        return f"of which {self.max_held_tokens:,} are kept; "
 
 
 def plan_cache(  # noqa: PLR0913 - each is a fact of its own
@@ -65,6 +73,7 @@ def plan_cache(  # noqa: PLR0913 - each is a fact of its own
     context: int,
     max_model_len: int | None,
     max_num_seqs: int,
+    max_held_tokens: int | None = None,
 ) -> CachePlan:
     """Divide the memory of the cache.
 
@@ -79,6 +88,7 @@ def plan_cache(  # noqa: PLR0913 - each is a fact of its own
         context: The longest sequence the model was made for.
         max_model_len: The longest sequence to serve; None is the context, or less if no more fits.
         max_num_seqs: Requests that may run at once.
+        max_held_tokens: Tokens of a request that are kept at most; None is all.
 
     Raises:
         ConfigurationError: A request of `max_model_len` tokens does not fit, or is longer than
@@ -90,14 +100,15 @@ def plan_cache(  # noqa: PLR0913 - each is a fact of its own
             f"use at most {context}"
         )
     block_bytes = block_size * bytes_per_token
-    length = max_model_len or context
+    longest = max_model_len or context
+    length = longest if max_held_tokens is None else min(longest, max_held_tokens)
     if memory is None:
         wanted = max_num_seqs * blocks_for(length, block_size)
         num_blocks = min(int(available * share) // block_bytes, wanted)
     else:
         num_blocks = memory // block_bytes
     if num_blocks * block_size < length:
-        if max_model_len is not None or num_blocks < 1:
+        if max_model_len is not None or max_held_tokens is not None or num_blocks < 1:
             raise _does_not_fit(
                 blocks_for(length, block_size) * block_bytes,
                 available if memory is None else memory,
@@ -105,13 +116,14 @@ def plan_cache(  # noqa: PLR0913 - each is a fact of its own
                 shorter=num_blocks * block_size,
                 length=length,
             )
-        length = num_blocks * block_size
+        longest = length = num_blocks * block_size
     return CachePlan(
         weights_bytes=weights_bytes,
         bytes_per_token=bytes_per_token,
         block_size=block_size,
         num_blocks=num_blocks,
-        max_model_len=length,
+        max_model_len=longest,
+        max_held_tokens=length,
         max_num_seqs=max_num_seqs,
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from cache.pool import KVCachePool
+from cache.window import AttentionWindow
 from model.executors.choice import ExecutorFactory
 from model.executors.executor import PassLimits
 from model.formats.loader import LoadedModel
@@ -18,6 +19,7 @@ from server.config import EngineConfig
 from server.engine.drafting.draft_budget import MAX_DRAFTS_PER_STEP
 from server.engine.planning.cache_plan import AUTO_SHARE, CachePlan, format_bytes, plan_cache
 from server.engine.planning.resources import available_memory
+from server.engine.planning.window_plan import longest_text
 from server.errors import ConfigurationError
 
 GPU_SEATS = 256
@@ -34,10 +36,23 @@ class MemoryPlan:
 
     cache: CachePlan
     limits: PassLimits
+    """The largest pass, with what a window adds to it."""
+    max_num_seqs: int
+    """Requests that run at once."""
+    max_num_batched_tokens: int
+    """Tokens of them in one step."""
 
 
-def plan_memory(loaded: LoadedModel, factory: ExecutorFactory, config: EngineConfig) -> MemoryPlan:
+def plan_memory(
+    loaded: LoadedModel,
+    factory: ExecutorFactory,
+    config: EngineConfig,
+    *,
+    window: AttentionWindow | None = None,
+) -> MemoryPlan:
     """Decide how large passes and the cache are.
+
+    With a window, all who run may have to compute their sinks anew in one pass.
 
     Raises:
         ConfigurationError: What was asked for does not fit.
@@ -66,16 +81,21 @@ def plan_memory(loaded: LoadedModel, factory: ExecutorFactory, config: EngineCon
         available=available,
         share=share,
         block_size=config.block_size,
-        context=model.max_position_embeddings,
+        context=longest_text(window, model),
         max_model_len=config.max_model_len,
         max_num_seqs=limits.max_num_seqs,
+        max_held_tokens=window.capacity if window else None,
     )
+    seats, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+    moved = window.sinks if window and window.moves_sinks else 0
     limits = replace(
         limits,
-        max_model_len=plan.max_model_len,
+        max_num_seqs=seats * (2 if moved else 1),
+        max_num_batched_tokens=tokens + seats * moved,
+        max_model_len=plan.max_held_tokens,
         num_blocks=plan.num_blocks + 1,  # and the padding block
     )
-    return MemoryPlan(plan, limits)
+    return MemoryPlan(plan, limits, seats, tokens)
 
 
 def _left_on_gpu(loaded: LoadedModel, peak: int, config: EngineConfig) -> int:

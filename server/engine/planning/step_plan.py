@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from cache.window import AttentionWindow
 from server.engine.planning.batch import Batch, ScheduledRequest
 from server.engine.planning.pace import Pace
 from server.request import Request
@@ -20,13 +21,17 @@ class StepPlan:
     Args:
         max_tokens: Most tokens in the batch.
         pace: How much prompts may add once somebody decodes.
+        window: Which tokens stay in the cache, if not all; a chunk ends where it slides.
     """
 
-    def __init__(self, max_tokens: int, pace: Pace) -> None:
+    def __init__(
+        self, max_tokens: int, pace: Pace, *, window: AttentionWindow | None = None
+    ) -> None:
         self._single: list[ScheduledRequest] = []
         self._longer: list[ScheduledRequest] = []
         self._tokens_left = max_tokens
         self._pace = pace
+        self._window = window
         self._num_decodes = 0
         self._decode_positions = 0
         self._prompts = 0.0
@@ -43,6 +48,8 @@ class StepPlan:
         """How many tokens of the request this step can compute."""
         uncomputed = request.num_uncomputed_tokens
         tokens = min(uncomputed, self._tokens_left)
+        if self._window is not None:
+            tokens = min(tokens, self._window.num_before_slide(request.num_computed_tokens))
         if uncomputed > 1 and self._num_decodes:
             if self._time_left <= 0.0:
                 return 0
