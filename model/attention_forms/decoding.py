@@ -43,6 +43,9 @@ class AttentionWeights(nn.Module):
 class WayToDecode(Protocol):
     """What takes in a text token by token."""
 
+    def fill(self, text: Tensor) -> None:
+        """Take in hidden states (T, C) without answering, before any other token."""
+
     def step(self, x: Tensor) -> Tensor:
         """Take in a token's hidden state x (1, C); return the layer's output (1, C)."""
 
@@ -58,6 +61,11 @@ class RecomputingEverything:
         self._weights = weights
         self._text = torch.zeros(max_tokens, weights.hidden_size)
         self._length = 0
+
+    def fill(self, text: Tensor) -> None:
+        """See WayToDecode."""
+        self._length = len(text)
+        self._text[: self._length] = text
 
     def step(self, x: Tensor) -> Tensor:
         """See WayToDecode."""
@@ -80,6 +88,12 @@ class KeepingAll:
         self._weights = weights
         self._cache = torch.zeros(2, weights.num_heads, max_tokens, weights.head_dim)
         self._length = 0
+
+    def fill(self, text: Tensor) -> None:
+        """See WayToDecode."""
+        self._length = len(text)
+        _, *kept = self._weights(text)
+        self._cache[:, :, : self._length] = torch.stack(kept)
 
     def step(self, x: Tensor) -> Tensor:
         """See WayToDecode."""
@@ -108,11 +122,24 @@ class KeepingAWindow:
         self._cache = torch.zeros(2, weights.num_heads, sinks + window, weights.head_dim)
         self._length = 0
 
+    def fill(self, text: Tensor) -> None:
+        """See WayToDecode."""
+        self._length = len(text)
+        last = max(self._sinks, self._length - self._window)
+        tokens = [*range(min(self._sinks, self._length)), *range(last, self._length)]
+        _, *kept = self._weights(text[tokens])
+        places = [self._place(token) for token in tokens]
+        self._cache[:, :, places] = torch.stack(kept)
+
+    def _place(self, token: int) -> int:
+        """Where a token is kept."""
+        behind = token - self._sinks
+        return token if behind < 0 else self._sinks + behind % self._window
+
     def step(self, x: Tensor) -> Tensor:
         """See WayToDecode."""
         q, k, v = self._weights(x)
-        behind = self._length - self._sinks
-        at = self._length if behind < 0 else self._sinks + behind % self._window
+        at = self._place(self._length)
         self._cache[0, :, at], self._cache[1, :, at] = k[:, 0], v[:, 0]
         self._length += 1
         keys, values = self._cache[:, None, :, : self._length]
@@ -132,6 +159,12 @@ class KeepingAState:
         self._weights = weights
         size = weights.head_dim
         self._state = LinearState.empty(weights.num_heads, features=size, value_size=size)
+
+    def fill(self, text: Tensor) -> None:
+        """See WayToDecode."""
+        _, k, v = self._weights(text)
+        mapped = elu_features(k)
+        self._state = LinearState(mapped.mT @ v, mapped.sum(dim=1))
 
     def step(self, x: Tensor) -> Tensor:
         """See WayToDecode."""

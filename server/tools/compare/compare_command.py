@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,8 @@ from server.tools.command_line import (
     write_json,
 )
 from server.tools.compare.compare_figure import draw_comparison
+from server.tools.compare.form_step import FormStep
+from server.tools.compare.forms_figure import draw_forms
 from server.tools.plots import check_plottable
 
 Rows = Sequence[Mapping[str, Any]]
@@ -44,6 +47,9 @@ def compare(
     whole: Annotated[
         int, typer.Option(min=1, help="Run every step without the cache up to this length.")
     ] = 128,
+    forms: Annotated[
+        bool, typer.Option("--forms", help="Compare forms of attention instead, on one layer.")
+    ] = False,
     figure: FigurePath = None,
     json_path: JsonPath = None,
 ) -> None:
@@ -53,12 +59,19 @@ def compare(
     so a whole answer grows with the square or with the cube. Beyond --whole only some steps are
     run without the cache: all that the table marks with a tilde is added up from straight lines
     between them.
+
+    --forms measures what a new token costs as a text grows, in one layer of attention with the
+    model's heads and random weights: recomputing everything, a full cache, a window, and the
+    state of linear attention.
     """
     from server.tools.compare.compare import CacheComparison, ladder  # noqa: PLC0415 - torch takes seconds
 
     check_plottable(figure)
     check_folder(json_path)
     chosen = _numbers(lengths) or ladder(max_length)
+    if forms:
+        _compare_forms(config, chosen, figure=figure, json_path=json_path)
+        return
     with spinner() as bar:
         task = bar.add_task("loading the model", total=None)
         loaded = load_for_one(config, max_model_len=max(chosen) + 1)
@@ -74,6 +87,49 @@ def compare(
     write_json(json_path, {**facts, **answer})
     if figure is not None:
         draw_comparison(measured, chosen, subtitle=caption(facts), path=figure)
+
+
+def _compare_forms(
+    config: EngineConfig, lengths: Sequence[int], *, figure: Path | None, json_path: Path | None
+) -> None:
+    """Measure, print, and write what was asked for."""
+    import torch  # noqa: PLC0415 - seconds to import
+
+    from model.formats.loader import open_checkpoint, resolve_model  # noqa: PLC0415 - likewise
+    from server.engine.planning.resources import cpu_count  # noqa: PLC0415 - likewise
+    from server.tools.compare.forms import FormsComparison, forms_to_json  # noqa: PLC0415 - likewise
+
+    model = open_checkpoint(resolve_model(config.model)).config
+    threads = config.threads or cpu_count()
+    torch.set_num_threads(threads)
+    with spinner() as bar:
+        task = bar.add_task("one step at each length", total=None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        comparison = FormsComparison(model.num_heads, model.head_dim, progress=show)
+        steps = comparison.run(lengths)
+    layer = f"one layer of {model.num_heads} heads of {model.head_dim}"
+    where = f"{layer}, {threads} CPU thread{'s' if threads != 1 else ''}"
+    console = Console()
+    console.print(f"\n[bold]What a new token costs[/bold], {where}\n", highlight=False)
+    console.print(_forms_table(steps))
+    sizes = {"num_heads": model.num_heads, "head_dim": model.head_dim, "num_threads": threads}
+    write_json(json_path, {**sizes, **forms_to_json(steps)})
+    if figure is not None:
+        draw_forms(steps, subtitle=where, path=figure)
+
+
+def _forms_table(steps: Sequence[FormStep]) -> Table:
+    """A row for each length: the time of each form and what it keeps."""
+    forms = list(dict.fromkeys(step.form for step in steps))
+    table = _table("tokens", *(heading for form in forms for heading in (form, "keeps")))
+    for length in dict.fromkeys(step.length for step in steps):
+        row = [step for step in steps if step.length == length]
+        cells = [(f"{s.step_ms:,.3f} ms", f"{s.num_bytes / 1024:,.0f} KiB") for s in row]
+        table.add_row(f"{length:,}", *(cell for pair in cells for cell in pair))
+    return table
 
 
 def _numbers(text: str) -> list[int]:

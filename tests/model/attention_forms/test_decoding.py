@@ -86,3 +86,24 @@ def test_what_each_keeps(weights, text):
     assert held["all"] == [4 * 2 * 16 * n for n in range(1, NUM_TOKENS + 1)]
     assert held["window"] == [4 * 2 * 16 * min(n, 10) for n in range(1, NUM_TOKENS + 1)]
     assert held["state"] == [4 * 2 * (8 * 8 + 8)] * NUM_TOKENS
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 30])
+def test_what_was_filled_in_is_as_if_it_had_been_fed(weights, text, length: int):
+    """After any beginning taken in at once, each way answers as after its tokens one by one."""
+
+    def ways():
+        return (
+            RecomputingEverything(weights, max_tokens=NUM_TOKENS),
+            KeepingAll(weights, max_tokens=NUM_TOKENS),
+            KeepingAWindow(weights, window=7, sinks=3),
+            KeepingAState(weights),
+        )
+
+    for filled, stepped in zip(ways(), ways(), strict=True):
+        filled.fill(text[:length])
+        fed(stepped, text[:length])
+        assert filled.num_bytes == stepped.num_bytes
+        torch.testing.assert_close(
+            fed(filled, text[length:]), fed(stepped, text[length:]), atol=1e-5, rtol=1e-5
+        )

@@ -218,3 +218,24 @@ def test_server_without_models_is_named(url):
     """Something that is no OpenAI server is told apart from one that is not there."""
     with pytest.raises(ConfigurationError, match=r"does not name its models \(HTTP 404\)"):
         kvserve("loadtest", "--url", f"{url}/elsewhere")
+
+
+def test_compare_forms_writes_table_json_and_figure(checkpoint, tmp_path):
+    """Four forms at each length, with the bytes that each keeps, and a picture of both."""
+    figure, answer = tmp_path / "forms.png", tmp_path / "forms.json"
+    printed = kvserve(
+        "compare", "--forms", "--model", checkpoint("rand-qwen3"), "--threads", 1,
+        "--lengths", "300,600", "--figure", figure, "--json", answer,
+    )  # fmt: skip
+    assert "one layer of 4 heads of 32, 1 CPU thread" in printed
+    found = json.loads(answer.read_text())
+    kept = {(step["form"], step["length"]): step["num_bytes"] for step in found["steps"]}
+    token = 2 * 4 * 4 * 32  # a key and a value in float32, in 4 heads of 32
+    assert kept == {
+        **{("recomputing everything", n): 0 for n in (300, 600)},
+        **{("full cache", n): n * token for n in (300, 600)},
+        **{("window", n): (256 + 4) * token for n in (300, 600)},
+        **{("linear state", n): 4 * 4 * (32 * 32 + 32) for n in (300, 600)},
+    }
+    assert all(step["step_ms"] > 0 for step in found["steps"])
+    assert figure.read_bytes().startswith(PNG)
