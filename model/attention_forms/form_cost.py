@@ -137,7 +137,7 @@ FORMS = (
         form="linear, as a recurrence",
         growth="O(D^2)",
         memory="O(D^2)",
-        operations=lambda s: 2 * s.head_dim * s.head_dim,
+        operations=lambda s: 4 * s.head_dim * s.head_dim,
         numbers=lambda s: s.head_dim * s.head_dim + s.head_dim,
     ),
 )

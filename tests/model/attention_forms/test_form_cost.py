@@ -64,12 +64,15 @@ def test_a_low_rank_query_costs_its_rank():
 
 
 def test_a_linear_state_costs_the_same_at_any_length():
-    """The step's product and the state's numbers are those of the table, after 1 token and 50."""
+    """The step's products and the state's numbers are those of the table, after 1 token and 50.
+
+    Torch counts the query's product, and not that of the key with the value, which is as large.
+    """
     state = LinearState.empty(1, features=16, value_size=16)
     q, k, v = torch.rand(3, 1, 16).unbind()
     cost = COSTS["linear, as a recurrence"]
     for _ in range(50):
-        assert cost.operations(SIZES) == counted(lambda: state.step(q, k, v))
+        assert cost.operations(SIZES) == 2 * counted(lambda: state.step(q, k, v))
         assert 4 * cost.numbers(SIZES) == state.num_bytes
 
 
