@@ -13,6 +13,7 @@ from torch import Tensor
 from cache.manager import Region
 from model.executors.executor import Executor, FlatBatch, Pending
 from server.engine.planning.batch import Batch
+from server.request import Request
 
 LOGIT_SLICE_BYTES = 64 * 2**20
 """Logits of scored prompts are computed in slices of at most this size."""
