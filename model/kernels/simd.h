@@ -65,8 +65,14 @@ KV_INLINE F load(const float* p) { return load_as<F>(p); }
 KV_INLINE void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
 
 KV_INLINE F load_int8(const int8_t* p) {
+#if defined(KVSERVE_AVX512)
+  return (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(KVSERVE_AVX2)
+  return (F)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
   typedef int8_t Bytes __attribute__((vector_size(W)));
   return __builtin_convertvector(load_as<Bytes>(p), F);
+#endif
 }
 
 // The first `n` lanes, n < W; the others are zero.
