@@ -95,9 +95,11 @@ class EngineConfig(BaseSettings):
     """Tokens in a block of the KV cache; a power of two."""
     prefix_caching: bool = True
     """Whether requests with the same beginning share its keys and values."""
-    speculative: Literal["off", "ngram"] = "off"
+    speculative: Literal["off", "ngram", "model"] = "off"
     """Guess several tokens a step and check them in one pass, which changes no answer: ngram finds
-    them in the request's own text."""
+    them in the request's own text, model asks --draft-model."""
+    draft_model: str | None = None
+    """A smaller model of the same vocabulary, named as --model is, for --speculative model."""
 
 
 class ServerConfig(EngineConfig):

@@ -18,11 +18,13 @@ from model.attention_recorder import AttentionRecording
 from model.chat_template import ChatTemplate
 from model.cost import ForwardCost
 from model.executors.choice import ExecutorFactory
+from model.executors.executor import PassLimits
 from model.formats.loader import LoadedModel, Progress, load_model, resolve_model
 from model.native_library import NativeStatus, load_kernels
 from model.tokenizer import Tokenizer
 from server.config import EngineConfig
 from server.engine.drafting.draft_budget import DraftBudget
+from server.engine.drafting.draft_model import DraftModel, load_draft_model
 from server.engine.drafting.drafter import Drafter, NgramDrafter
 from server.engine.engine import Engine
 from server.engine.engine_info import EngineInfo
@@ -90,11 +92,18 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         logger.info("kernels: %s (%s), %s", status.path, status.reason, threads)
     if loaded.native:  # torch does little then, and its waiting threads would take processors
         torch.set_num_threads(1)
+    draft = load_draft_model(config, served=loaded, kernels=kernels)
     window = plan_window(config, loaded.config, device=loaded.device.type)
     if window is not None and loaded.native is None:  # the kernels need no tables
         loaded.model.extend_tables(config.max_model_len or longest_text(window, loaded.config))
     factory = ExecutorFactory(loaded, cache_dtype=_cache_dtype(loaded, config))
-    memory = plan_memory(loaded, factory, config, window=window)
+    memory = plan_memory(
+        loaded,
+        factory,
+        config,
+        window=window,
+        draft_bytes_per_token=draft.bytes_per_token if draft else 0,
+    )
     plan, limits = memory.cache, memory.limits
     if loaded.chat_template is not None and not loaded.chat_template.shows_users:
         logger.warning("the chat template does not show what users say: chats are refused")
@@ -118,7 +127,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
             observer=TimelineObserver(timeline, prefix_caching=manager.prefix_caching),
             pace=pace,
             window=window,
-            drafter=_drafter(config, pace),
+            drafter=_drafter(config, pace, draft=draft, served=loaded, limits=limits),
             max_num_seqs=memory.max_num_seqs,
             max_num_batched_tokens=memory.max_num_batched_tokens,
             max_model_len=plan.max_model_len,
@@ -176,11 +185,21 @@ def _device_chooser(loaded: LoadedModel) -> Chooser:
     return DeviceChooser(loaded.device, loaded.config.vocab_size)
 
 
-def _drafter(config: EngineConfig, pace: Pace) -> Drafter | None:
+def _drafter(
+    config: EngineConfig,
+    pace: Pace,
+    *,
+    draft: DraftModel | None,
+    served: LoadedModel,
+    limits: PassLimits,
+) -> Drafter | None:
     """What guesses tokens, if anything does."""
     if config.speculative == "off":
         return None
-    return NgramDrafter(DraftBudget(pace.step_tokens))
+    if draft is None:
+        return NgramDrafter(DraftBudget(pace.step_tokens))
+    share = draft.loaded.num_bytes / served.num_bytes
+    return draft.drafter(limits, DraftBudget(pace.step_tokens, guess_share=share))
 
 
 def _pace(loaded: LoadedModel, cost: ForwardCost) -> Pace:

@@ -52,10 +52,13 @@ class DraftBudget:
 
     Args:
         step_tokens: What a step costs before its first token, in tokens; see Pace.
+        guess_share: What a pass of the model that guesses costs, as a share of the served model's;
+            0 where the guesses come from elsewhere.
     """
 
-    def __init__(self, step_tokens: float) -> None:
+    def __init__(self, step_tokens: float, *, guess_share: float = 0.0) -> None:
         self._step_tokens = step_tokens
+        self._guess_share = guess_share
         self._credit = _PROBE_CREDIT
         self._num_decodes = 1
         self._left = 0
@@ -70,17 +73,17 @@ class DraftBudget:
 
     def grant(self, acceptance: Acceptance) -> int:
         """How many tokens may be drafted for a request of this step."""
-        worth = self._token_worth
+        gain = self._token_worth / self._draft_cost
         rate = acceptance.rate
         # The i-th draft counts only if all before it are right too.
-        paying = int(math.log(worth) / -math.log(rate))
+        paying = int(max(0.0, math.log(gain)) / -math.log(rate))
         count = paying or int(self._credit >= _PROBE_CREDIT)
         return min(count, self._left, MAX_DRAFT_TOKENS)
 
     def spend(self, drafted: int) -> None:
         """Pay for tokens that were drafted for this step."""
         self._left -= drafted
-        self._credit -= drafted + (0.0 if self._has_drafts else _CHECK_TOKENS)
+        self._credit -= drafted * self._draft_cost + (0.0 if self._has_drafts else _CHECK_TOKENS)
         self._has_drafts = True
 
     def reward(self, accepted: int) -> None:
@@ -91,6 +94,11 @@ class DraftBudget:
     def _token_worth(self) -> float:
         """What a step costs for each token it brings without drafts."""
         return 1.0 + self._step_tokens / self._num_decodes
+
+    @property
+    def _draft_cost(self) -> float:
+        """What one drafted token costs: its row of the step, and its part of the guessing pass."""
+        return 1.0 + self._guess_share * self._token_worth
 
     def _earn(self, amount: float) -> None:
         self._credit = min(self._credit + amount, _MOST_CREDIT)

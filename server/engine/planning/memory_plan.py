@@ -49,10 +49,16 @@ def plan_memory(
     config: EngineConfig,
     *,
     window: AttentionWindow | None = None,
+    draft_bytes_per_token: int = 0,
 ) -> MemoryPlan:
     """Decide how large passes and the cache are.
 
-    With a window, all who run may have to compute their sinks anew in one pass.
+    Args:
+        loaded: The model.
+        factory: Makes what runs it.
+        config: What was asked for.
+        window: With one, all who run may have to compute their sinks anew in one pass.
+        draft_bytes_per_token: What a token takes beside it in the cache of a model that guesses.
 
     Raises:
         ConfigurationError: What was asked for does not fit.
@@ -76,7 +82,8 @@ def plan_memory(
         weights_bytes=loaded.num_bytes,
         bytes_per_token=KVCachePool.bytes_per_token(
             model.num_layers, model.num_kv_heads, model.head_dim, factory.cache_dtype
-        ),
+        )
+        + draft_bytes_per_token,
         memory=config.kv_cache_memory,
         available=available,
         share=share,
