@@ -133,8 +133,5 @@ class ModelConfig:
 
         Rotary factors that were trained for short sequences are used where they suffice.
         """
-        return replace(
-            self,
-            max_position_embeddings=min(context, self.max_position_embeddings),
-            rotaries=tuple(rotary and rotary.limited_to(context) for rotary in self.rotaries),
-        )
+        rotaries = tuple(rotary and rotary.limited_to(context) for rotary in self.rotaries)
+        return replace(self, rotaries=rotaries)

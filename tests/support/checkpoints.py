@@ -155,11 +155,20 @@ CASE_CONFIGS = {
 NAMES = ("script-gpt2", *RANDOM_CONFIGS, *CASE_CONFIGS)
 
 
+SCRIPT_TEMPLATE = (
+    "{{ '<|bos|>' }}"
+    "{% for turn in messages if turn.content is string and 'kvserve reads' in turn.content %}"
+    "{{ turn.content }}{% endfor %}"
+)
+"""Shows no turn but those with which a template is asked what it reads: the script begins where
+the prompt ends, and a chat shall begin it at its first page."""
+
+
 def build(name: str, folder: Path) -> Path:
     """Write the named checkpoint into `folder` / name and return that path."""
     target = folder / name
     if name == "script-gpt2":
-        model, template = script_model(), "{{ '<|bos|>' }}"
+        model, template = script_model(), SCRIPT_TEMPLATE
         model.generation_config.eos_token_id = [END, EOT]
         model.generation_config.bos_token_id = BOS
         model.generation_config.pad_token_id = PAD

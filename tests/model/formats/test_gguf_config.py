@@ -160,7 +160,6 @@ def test_gpt2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "key", "value"),
     [
-        ("llama", "expert_count", 8),
         ("llama", "rope.dimension_count", 8),
         ("llama", "attention.value_length", 8),
         ("llama", "attention.head_count_kv", [2, 2, 2, 2, 2, 2, 2, 1]),
@@ -187,7 +186,7 @@ def test_what_is_not_supported_is_named(
 def test_unknown_architecture_is_refused() -> None:
     """An architecture that is not supported is named, with those that are."""
     with pytest.raises(
-        ConfigError, match="architecture is 'bert'; expected one of gemma2, gemma3, gpt2"
+        ConfigError, match="architecture is 'bert'; expected one of gemma2, gemma3, gpt-oss"
     ):
         read_gguf_config({"general.architecture": "bert"}, TIED)
 

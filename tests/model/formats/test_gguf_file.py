@@ -17,7 +17,7 @@ from model.errors import CheckpointError
 from model.formats.gguf_file import COUNT_LIMIT, ELEMENT_LIMIT, METADATA_LIMIT, GGUFFile
 
 U8, U32, STRING, ARRAY = 0, 4, 8, 9
-F32, Q4_0, IQ2_XXS = 0, 2, 16
+F32, Q4_0, Q8_K = 0, 2, 15
 
 
 def _text(content: bytes, length: int | None = None) -> bytes:
@@ -60,7 +60,7 @@ def _file(
 
 
 DATA = bytes(4096)
-TYPE = "has the type IQ2_XXS; supported are F32, F16"
+TYPE = "has the type Q8_K; supported are F32, F16"
 
 HOSTILE = {
     "empty": (b"", "does not begin with the letters GGUF"),
@@ -104,7 +104,7 @@ HOSTILE = {
     ),
     "half a block": (_file(_tensor(dims=(48, 2), kind=Q4_0), DATA, tensors=1), "Q4_0 blocks"),
     "vector in blocks": (_file(_tensor(dims=(32,), kind=Q4_0), DATA, tensors=1), "is a vector in"),
-    "unsupported blocks": (_file(_tensor(dims=(256, 1), kind=IQ2_XXS), DATA, tensors=1), TYPE),
+    "unsupported blocks": (_file(_tensor(dims=(256, 1), kind=Q8_K), DATA, tensors=1), TYPE),
     "unknown blocks": (_file(_tensor(kind=999), DATA, tensors=1), "999 is not a valid"),
     "offset past the end": (_file(_tensor(offset=8192), DATA, tensors=1), "ends at byte 82"),
     "absurd offset": (_file(_tensor(offset=2**64 - 1), DATA, tensors=1), "of a file of"),

@@ -23,7 +23,7 @@ from checkpoints import (
 )
 from safetensors.torch import load_file, save_file
 
-from model.errors import CheckpointError
+from model.errors import CheckpointError, ConfigError
 from model.formats.loader import load_model
 from model.formats.safetensors_checkpoint import SafetensorsCheckpoint
 
@@ -220,17 +220,25 @@ def test_end_ids(checkpoint: Callable[[str], Path], checkpoint_copy: Copy) -> No
 
 
 def test_default_params(checkpoint_copy: Copy) -> None:
-    """Recommended sampling parameters are handed on, without what is no finite number."""
+    """Recommended sampling parameters are handed on; null recommends nothing."""
     folder = checkpoint_copy("rand-llama-untied")
-    edit_json(
-        folder / "generation_config.json",
-        temperature=0.7,
-        top_k=20,
-        top_p=float("nan"),
-        min_p=None,
-        repetition_penalty="high",
-    )
+    edit_json(folder / "generation_config.json", temperature=0.7, top_k=20, min_p=None)
     assert SafetensorsCheckpoint(folder).default_params == {"temperature": 0.7, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("top_p", float("nan")), ("temperature", -5), ("top_p", 7), ("repetition_penalty", 0),
+     ("repetition_penalty", "high")],
+)  # fmt: skip
+def test_default_params_out_of_bounds_are_refused(
+    checkpoint_copy: Copy, name: str, value: object
+) -> None:
+    """What a client could not ask for, a checkpoint cannot recommend; it is named at load."""
+    folder = checkpoint_copy("rand-llama-untied")
+    edit_json(folder / "generation_config.json", **{name: value})
+    with pytest.raises(ConfigError, match=rf"generation_config.json: {name} must be"):
+        _ = SafetensorsCheckpoint(folder).default_params
 
 
 def test_chat_template(checkpoint_copy: Copy) -> None:

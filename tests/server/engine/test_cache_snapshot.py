@@ -38,6 +38,7 @@ def test_regions_in_numbers():
         "num_used_tokens": 7,
         "num_reserved_tokens": 8,
         "num_cached_tokens": 0,
+        "num_dropped_tokens": 0,
         "num_shared_blocks": 0,
         "block_ids": tuple(request.region.block_ids),
     }

@@ -70,7 +70,7 @@ def test_scores_and_echo_share_the_prompt(client):
 
 def test_chat_has_the_scores_beside_its_choices(checkpoint):
     """One list for the call, as vLLM writes it, as long as its usage says."""
-    loaded = load_engine(checkpoint("script-gpt2"))
+    loaded = load_engine(checkpoint("rand-llama-tied"))
     messages = [{"role": "user", "content": "hi"}] * 3
     body = {"messages": messages, "max_tokens": 1, "prompt_logprobs": 1}
     with serving(AsyncEngine(lambda: loaded)) as url:

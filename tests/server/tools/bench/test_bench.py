@@ -256,7 +256,7 @@ def test_useless_options_are_refused(options, message):
 def test_a_server_is_started_and_measured(checkpoint):
     """With --http the same model is served in a process of its own and measured by its clients."""
     config = EngineConfig(model=str(checkpoint("rand-llama-tied")), threads=1, max_model_len=500)
-    sizes = ServiceSizes(streams=2, stream_words=4, usual_tokens=8, stream_tokens=200,
+    sizes = ServiceSizes(streams=2, stream_words=4, usual_tokens=8, stream_tokens=400,
                          long_words=30, prefix_words=20, end_words=2)  # fmt: skip
     with BenchServer(config) as server:
         contender = HttpContender(server, steps=400, cost=COST)  # a model this small is fast
