@@ -6,7 +6,8 @@ Owns no request and decides nothing about one: it only cancels what was waited f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -15,6 +16,10 @@ from starlette.types import Receive
 from server.errors import BodyTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
 
 Result = TypeVar("Result")
+
+_DRAINED_BYTES = 4 * 2**20
+_DRAIN_SECONDS = 2.0
+"""What is still read of a body that is too large, and for how long, before it is refused."""
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -39,11 +44,28 @@ async def read_body(request: Request, limit: int) -> bytes:
     if announced.isdecimal() and int(announced) > limit:
         raise BodyTooLargeError(limit)
     body = bytearray()
-    async for part in request.stream():
+    stream = request.stream()
+    async for part in stream:
         body += part
         if len(body) > limit:
+            body.clear()
+            await _drain(stream)
             raise BodyTooLargeError(limit)
     return bytes(body)
+
+
+async def _drain(stream: AsyncGenerator[bytes, None]) -> None:
+    """Read on for a moment and keep nothing.
+
+    Closing on a client that still sends resets the connection, and takes the answer with it.
+    """
+    left = _DRAINED_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            async for part in stream:
+                left -= len(part)
+                if left < 0:
+                    return
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
