@@ -17,7 +17,7 @@ from server.errors import BodyTooLargeError, InvalidRequestError, UnsupportedMed
 
 Result = TypeVar("Result")
 
-_DRAINED_BYTES = 4 * 2**20
+_DRAINED_BYTES = 16 * 2**20
 _DRAIN_SECONDS = 2.0
 """What is still read of a body that is too large, and for how long, before it is refused."""
 
@@ -41,10 +41,12 @@ async def read_body(request: Request, limit: int) -> bytes:
     if "origin" in request.headers and media_type != "application/json":
         raise UnsupportedMediaTypeError(media_type)
     announced = request.headers.get("content-length", "")
+    stream = request.stream()
     if announced.isdecimal() and int(announced) > limit:
+        if "expect" not in request.headers:  # else the client waits to be asked for it
+            await _drain(stream)
         raise BodyTooLargeError(limit)
     body = bytearray()
-    stream = request.stream()
     async for part in stream:
         body += part
         if len(body) > limit:

@@ -14,6 +14,8 @@ from server.engine.drafting.draft_budget import Acceptance, DraftBudget
 from server.engine.drafting.ngram_index import NgramIndex
 from server.request import Request
 
+MAX_INDEXED_TOKENS = 2048
+"""Tokens of all requests that one step takes in: a long prompt takes several."""
 Drafts = list[tuple[Request, list[int]]]
 """Requests with the tokens that are expected to follow; those without a guess are left out."""
 
@@ -61,11 +63,15 @@ class NgramDrafter:
         """Guess the tokens that follow; see Drafter."""
         self._budget.begin(len(requests))
         drafts: Drafts = []
+        left = MAX_INDEXED_TOKENS
         for request in requests:
             reader = self._readers.get(request.request_id)
             if reader is None:
                 reader = self._readers[request.request_id] = _Reader()
-            if not reader.index.update(request.token_ids):
+            before = len(reader.index)
+            is_known = reader.index.update(request.token_ids, most=left)
+            left -= len(reader.index) - before
+            if not is_known:
                 continue
             count = min(self._budget.grant(reader.acceptance), may_draft(request))
             if count > 0 and (draft := reader.index.continuation(request.token_ids, count)):

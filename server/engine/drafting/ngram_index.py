@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MAX_INDEXED_AT_ONCE = 2048
-"""Tokens taken in between two steps: a long prompt takes several."""
 _MAX_CANDIDATES = 8
 _LONGEST_MATCH = 8
 _NOWHERE = -1
@@ -24,14 +22,18 @@ class NgramIndex:
         self._earlier: list[int] = []
         """For each position, where the pair that ends there ended before."""
 
-    def update(self, token_ids: Sequence[int]) -> bool:
-        """Take in tokens that were appended, at most MAX_INDEXED_AT_ONCE of them.
+    def __len__(self) -> int:
+        """How many tokens of the text are taken in."""
+        return len(self._earlier)
+
+    def update(self, token_ids: Sequence[int], *, most: int) -> bool:
+        """Take in tokens that were appended, at most so many of them.
 
         Returns:
             Whether the whole text is known now.
         """
         start = len(self._earlier)
-        stop = min(len(token_ids), start + MAX_INDEXED_AT_ONCE)
+        stop = min(len(token_ids), start + most)
         if start == 0 and stop:
             self._earlier.append(_NOWHERE)  # the first token ends no pair
             start = 1

@@ -120,6 +120,7 @@ def test_every_route_refuses_what_it_cannot_read(client, path):
         refused(client.request(method, path), 405, 404)
     pieces = (b"a" * 1_000_000 for _ in range(9))
     refused(client.post(path, content=pieces), 413)
+    refused(client.post(path, content=b"a" * 9_000_000), 413)
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/metrics", "/kv", "/requests"])

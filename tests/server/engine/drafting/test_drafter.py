@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.engine.drafting.draft_budget import DraftBudget
-from server.engine.drafting.drafter import NgramDrafter
+from server.engine.drafting.drafter import MAX_INDEXED_TOKENS, NgramDrafter
 from server.request import Request, SamplingParams
 
 
@@ -21,6 +21,16 @@ def test_only_texts_that_repeat_are_drafted():
     repeats = request("a", [1, 2, 3, 4, 1, 2])
     unheard = request("b", [1, 2, 3, 4, 5, 6])
     assert drafter().propose([repeats, unheard]) == [(repeats, [3, 4])]
+
+
+def test_a_step_takes_in_a_bounded_number_of_tokens():
+    """However many long prompts begin to decode together, they share one step's bound."""
+    ours, prompt = drafter(), [*range(MAX_INDEXED_TOKENS - 2), 0, 1]
+    crowd = [request(str(number), prompt) for number in range(3)]
+    found = [[one.request_id for one, _ in ours.propose(crowd)] for _ in range(4)]
+    assert found[0] == ["0"]
+    assert "1" in found[1]
+    assert "2" in found[2]
 
 
 def test_the_last_token_is_never_drafted():

@@ -6,13 +6,12 @@ import random
 
 import pytest
 
-from server.engine.drafting.ngram_index import MAX_INDEXED_AT_ONCE, NgramIndex
+from server.engine.drafting.ngram_index import NgramIndex
 
 
 def continuation(text: list[int], count: int) -> list[int]:
     index = NgramIndex()
-    while not index.update(text):
-        pass
+    assert index.update(text, most=len(text))
     return index.continuation(text, count)
 
 
@@ -66,12 +65,13 @@ def test_growing_a_token_at_a_time_changes_nothing():
     index = NgramIndex()
     for _ in range(200):
         text.append(generator.randrange(6))
-        assert index.update(text)
+        assert index.update(text, most=1)
         assert index.continuation(text, 3) == continuation(text, 3)
 
 
 def test_a_long_prompt_is_taken_in_over_several_steps():
     """No call takes in more than a bounded number of tokens."""
-    text = [*range(2 * MAX_INDEXED_AT_ONCE + 1)]
+    text = [*range(21)]
     index = NgramIndex()
-    assert [index.update(text) for _ in range(4)] == [False, False, True, True]
+    assert [index.update(text, most=10) for _ in range(4)] == [False, False, True, True]
+    assert len(index) == len(text)
