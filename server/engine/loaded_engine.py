@@ -20,7 +20,7 @@ from model.cost import ForwardCost
 from model.executors.choice import ExecutorFactory
 from model.executors.executor import PassLimits
 from model.formats.loader import LoadedModel, Progress, load_model, resolve_model
-from model.native_library import NativeStatus, load_kernels
+from model.native_library import NativeKernels, NativeStatus, load_kernels
 from model.tokenizer import Tokenizer
 from server.config import EngineConfig
 from server.engine.drafting.draft_budget import DraftBudget
@@ -78,15 +78,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
     num_threads = config.threads or cpu_count()
     kernels, status = load_kernels(config.kernels, threads=num_threads)
     torch.set_num_threads(num_threads)
-    loaded = load_model(
-        resolve_model(config.model),
-        dtype=config.dtype,
-        device=config.device,
-        kernels=kernels,
-        quantize=config.quantize,
-        context=config.max_model_len,
-        progress=progress,
-    )
+    loaded = _load(config, kernels, progress)
     if loaded.device.type == "cpu":
         threads = counted(num_threads, "thread")
         logger.info("kernels: %s (%s), %s", status.path, status.reason, threads)
@@ -105,8 +97,6 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         draft_bytes_per_token=draft.bytes_per_token if draft else 0,
     )
     plan, limits = memory.cache, memory.limits
-    if loaded.chat_template is not None and not loaded.chat_template.shows_users:
-        logger.warning("the chat template does not show what users say: chats are refused")
     logger.info(plan.describe())
     executor = factory.make(limits)
     manager = KVCacheManager(
@@ -133,13 +123,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
             max_model_len=plan.max_model_len,
         ),
         ModelRunner(executor),
-        Sampler(
-            loaded.config.vocab_size,
-            loaded.device,
-            eos_token_ids=loaded.eos_token_ids,
-            kernels=kernels if loaded.native else None,
-            chooser=_device_chooser(loaded) if factory.uses_triton else None,
-        ),
+        _sampler(loaded, kernels, uses_triton=factory.uses_triton),
         output_processor=OutputProcessor(loaded.tokenizer, loaded.eos_token_ids),
         record_attention=partial(
             AttentionRecording,
@@ -157,11 +141,44 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None) -> L
         chat_template=loaded.chat_template,
         timeline=timeline,
         pool=executor.pool,
-        grammars=GrammarCompiler(
-            loaded.tokenizer,
-            vocab_size=loaded.config.vocab_size,
-            eos_token_ids=loaded.eos_token_ids,
-        ),
+        grammars=_grammars(loaded),
+    )
+
+
+def _load(
+    config: EngineConfig, kernels: NativeKernels | None, progress: Progress | None
+) -> LoadedModel:
+    """Load the model that is served, and say what of it will not be."""
+    loaded = load_model(
+        resolve_model(config.model),
+        dtype=config.dtype,
+        device=config.device,
+        kernels=kernels,
+        quantize=config.quantize,
+        context=config.max_model_len,
+        progress=progress,
+    )
+    if loaded.chat_template is not None and not loaded.chat_template.shows_users:
+        logger.warning("the chat template does not show what users say: chats are refused")
+    return loaded
+
+
+def _grammars(loaded: LoadedModel) -> GrammarCompiler:
+    return GrammarCompiler(
+        loaded.tokenizer,
+        vocab_size=loaded.config.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+    )
+
+
+def _sampler(loaded: LoadedModel, kernels: NativeKernels | None, *, uses_triton: bool) -> Sampler:
+    """What chooses tokens, computed by what runs the model."""
+    return Sampler(
+        loaded.config.vocab_size,
+        loaded.device,
+        eos_token_ids=loaded.eos_token_ids,
+        kernels=kernels if loaded.native else None,
+        chooser=_device_chooser(loaded) if uses_triton else None,
     )
 
 

@@ -148,6 +148,7 @@ class Scheduler:
         for request, start, num_new_tokens, samples, draft in batch.scheduled:
             if request.region is None:  # it was aborted meanwhile
                 continue
+            request.num_drafted_tokens += len(draft)
             stop = start + num_new_tokens - len(draft)
             request.num_computed_tokens = stop
             request.region.num_stale_tokens = 0

@@ -70,7 +70,6 @@ class StepPlan:
             entry = self._single.pop(index)
             self._longer.append(entry._replace(num_new_tokens=1 + len(draft), draft=draft))
             self._tokens_left -= len(draft)
-            request.num_drafted_tokens += len(draft)
 
     def schedule(self, request: Request, count: int) -> None:
         """Add as many tokens as were granted to the batch."""
